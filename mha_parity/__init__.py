@@ -31,7 +31,11 @@ class _Same(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         short = _short(fullname)
-        if short == fullname or (found := find_spec(short)) is None:
+        try:
+            found = None if short == fullname else find_spec(short)
+        except ModuleNotFoundError:  # the package around it is somebody else's, of the same name
+            return None
+        if found is None:
             return None
         spec = ModuleSpec(fullname, self, origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations

@@ -86,12 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{given[0]} needs --mha-subject")
         return
 
-    try:
-        from conformance.plugin import register
-    except ImportError as error:
-        if line := hidden(error):
-            raise pytest.UsageError(f"--mha-subject: {line}") from error
-        raise
+    if line := hidden():
+        raise pytest.UsageError(f"--mha-subject: {line}")
+    from conformance.plugin import register
+
     register(config, specs, MARKER)
 
 

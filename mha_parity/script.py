@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
-SHORT = ("mha_core", "backends", "conformance", "mha")
-"""Packages at the top of a clone. In a wheel nothing has these names: all is in `mha_parity`."""
+import mha_parity
 
 
 def run() -> None:
     """Run the command line, or say which package stands in its way."""
     try:
         from mha.cli.main import run as run_command
-    except ImportError as error:
-        line = hidden(error)
+    except ImportError:
+        line = hidden()
         if not line:
             raise
         print(f"Error: {line}", file=sys.stderr)
@@ -25,14 +25,16 @@ def run() -> None:
     run_command()
 
 
-def hidden(error: ImportError) -> str:
-    """Return in words which package hides one of the clone's that has its name, if that is why an import failed."""
-    top = (error.name or "").partition(".")[0]
-    found = find_spec(top) if top in SHORT else None
-    if found is None:
-        return ""
-    place = found.origin or ", ".join(found.submodule_search_locations or ())
-    return (
-        f"the package {top!r} that Python finds is {place}, not the clone's of mha-parity: "
-        "rename yours, or install mha-parity as a wheel (`pip install FOLDER`), which has no package of that name"
-    )
+def hidden() -> str:
+    """Return in words which package hides one of a clone's that has its name; "" if none does, as ever in a wheel."""
+    home = Path(__file__).resolve().parents[1]
+    for top in getattr(mha_parity, "PLACES", ()):
+        spec = find_spec(top)
+        found = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+        places = [Path(place).resolve() for place in found if place]
+        if places and not any(place.parent == home for place in places):
+            return (
+                f"the package {top!r} that Python finds is {places[-1]}, not that of the clone {home}: rename yours, "
+                "or install mha-parity as a wheel (`pip install FOLDER`), which has no package of that name"
+            )
+    return ""

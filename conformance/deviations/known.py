@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -87,7 +88,9 @@ def tables() -> list[Path]:
             for folder in spec.submodule_search_locations or []
             if (place := Path(folder, *names[depth:], "deviations.toml")).is_file()
         )
-        path = next(paths, None)
+        path = None
+        with suppress(ModuleNotFoundError):  # the package around it is somebody else's, of the same name
+            path = next(paths, None)
         if path is None:
             raise SpecError(
                 f"the package {point.module!r}, an entry point of {ENTRY_POINT_GROUP!r}, has no deviations.toml"

@@ -224,8 +224,8 @@ def test_the_plugin_does_not_harm_a_project_that_has_packages_of_our_names(their
 def test_a_package_that_hides_the_clones_is_named_where_the_suite_is_used(their_project, tmp_path):
     code, output = their_project(*PYTEST, "--mha-subject", "mine:right")
     assert code == 4
-    assert f"the package 'conformance' that Python finds is {tmp_path / 'conformance' / '__init__.py'}" in output
+    assert f"the package 'backends' that Python finds is {tmp_path / 'backends' / '__init__.py'}" in output
     assert "INTERNALERROR" not in output
     script = "from mha_parity.script import run; run()"
     code, output = their_project("-c", script, "check", "--list")
-    assert (code, output.count("Error: the package 'mha' that Python finds is")) == (2, 1)
+    assert (code, output.count("Error: the package 'backends' that Python finds is")) == (2, 1)
