@@ -47,6 +47,9 @@ def test_both_files_are_small_and_hold_what_is_installed_alone(files, wheel):
     below = {name.split("/")[1].removesuffix(".py") for name in wheel if name.startswith("mha_parity/")}
     assert not below & {"tests", "benchmarks", "docs", "findings", "examples", "lessons", "mha", "mha_core"}
     assert {"core", "backends", "conformance", "cli", "py.typed", "pytest_plugin", "script"} <= below
+    assert len({hashlib.sha256(content).digest() for content in wheel.values() if len(content) > 1000}) == sum(
+        len(content) > 1000 for content in wheel.values()
+    )  # nothing is there twice
     with tarfile.open(files[0]) as source:
         parts = {name.split("/")[1] for name in source.getnames() if "/" in name}
     folders = {"build_backend", "mha_core", "backends", "conformance", "mha", "mha_parity"}
