@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug
 from mha.recordings.replay import call_digest
 from mha.vectors.table import size_of
-from mha.vectors.tensors import FLOATS, Typed, from_file
+from mha.vectors.tensors import FLOATS, from_file
 from mha.vectors.write import FORMAT, MANIFEST, digest_of
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, SpecError, Trace
 from mha_core.backend import Run
@@ -85,6 +86,11 @@ class Judgement:
         }
 
 
+OF_ROW = frozenset(["id", "form", "case", "dtype", "purpose", "features", "config", "call", "asks", "sha256"])
+ID = re.compile(r"[a-z0-9.-]+")
+"""What is read of a row of the manifest; and an id, which is the name of a file."""
+
+
 class Folder:
     """A folder of vectors. Every file is there and is as it was written, or SpecError says in one line what is not."""
 
@@ -98,24 +104,23 @@ class Folder:
             raise SpecError(f"{path} has vectors of format {shown(repr(form))}, and this version reads {FORMAT}")
         if digest_of(self.manifest) != self.manifest.get("digest"):
             raise SpecError(f"{path / MANIFEST} is not as it was written: its digest is another")
-        self.rows: list[dict[str, Any]] = self.manifest["vectors"]
+        self.rows: list[dict[str, Any]] = self.manifest.get("vectors", [])
         for row in self.rows:
-            self.bytes_of(row)
+            if not isinstance(row, dict) or not set(row) >= OF_ROW or not ID.fullmatch(str(row["id"])):
+                raise SpecError(f"{path / MANIFEST} has a row that is none of a vector: {shown(repr(row))}")
+            file = self.file_of(row)
+            if not file.is_file():
+                raise SpecError(f"{file} is missing, which {MANIFEST} lists")
+            if hashlib.sha256(file.read_bytes()).hexdigest() != row["sha256"]:
+                raise SpecError(f"{file} is not as it was written: its digest is another")
 
-    def bytes_of(self, row: Mapping[str, Any]) -> bytes:
-        """Return the bytes of a vector's file. SpecError if it is missing, or its digest is another."""
-        file = self.path / f"{row['id']}.safetensors"
-        if not file.is_file():
-            raise SpecError(f"{file} is missing, which {MANIFEST} lists")
-        data = file.read_bytes()
-        if hashlib.sha256(data).hexdigest() != row["sha256"]:
-            raise SpecError(f"{file} is not as it was written: its digest is another")
-        return data
+    def file_of(self, row: Mapping[str, Any]) -> Path:
+        """Return the path of a vector's file."""
+        return self.path / f"{row['id']}.safetensors"
 
     def arrays(self, row: Mapping[str, Any]) -> dict[str, NDArray]:
         """Return the arrays of a vector's file, by name."""
-        read = from_file(self.path / f"{row['id']}.safetensors", self.bytes_of(row))
-        return {name: array for name, (_, array) in read.items()}
+        return {name: array for name, (_, array) in from_file(self.file_of(row)).items()}
 
 
 def judge(folder: Folder, answers: Path, progress: Callable[[str], None] = lambda what: None) -> Judgement:
@@ -161,7 +166,7 @@ def answer_in(file: Path, row: Mapping[str, Any], vector: Mapping[str, NDArray])
     Raises:
         SpecError: it has no output, an array that is not asked for, or one of another shape or dtype.
     """
-    read: dict[str, Typed] = from_file(file, file.read_bytes())
+    read = from_file(file)
     if "output" not in read:
         raise SpecError(f"{file} has no array 'output' (it has: {shown(', '.join(read)) or 'none'})")
     if strange := [name for name in read if name not in row["asks"]]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
 
 from mha_core import SpecError
-from mha_core.errors import shown
-from mha_core.files.outside import parse_json_object
+from mha_core.errors import one_line, shown
 from mha_core.files.tensorfile import read_header
 
 CODES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "BOOL": "|b1"}
@@ -56,29 +55,22 @@ def _halves(array: NDArray) -> NDArray[np.uint16]:
     return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype("<u2").reshape(np.shape(array))
 
 
-def from_file(path: Path, data: bytes) -> dict[str, Typed]:
-    """Return the arrays of a file with these bytes, by name, each with the name of its dtype in the file.
+def from_file(path: Path) -> dict[str, Typed]:
+    """Return the arrays of a file by name, each with the name of its dtype in the file.
 
     Raises:
         SpecError: the file is cut off, is no safetensors file, or holds other dtypes; the message is one line.
     """
     read_header(path)
-    length = int.from_bytes(data[:8], "little")
-    header = parse_json_object(data[8 : 8 + length], what=f"{path}: its header")
-    header.pop("__metadata__", None)
-    return {name: _array(path, name, about, data[8 + length :]) for name, about in header.items()}
-
-
-def _array(path: Path, name: str, about: Any, data: bytes) -> Typed:
     try:
-        code, shape, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
-        whole = all(type(one) is int and one >= 0 for one in (*shape, start, end))
-    except (TypeError, KeyError, ValueError) as error:
-        raise SpecError(f"{path}: {shown(name)} has no dtype, shape and data_offsets") from error
-    if not isinstance(code, str) or code not in CODES:
-        raise SpecError(f"{path}: {shown(name)} must be of {', '.join(CODES)}. Got {shown(repr(code))}.")
-    dtype = np.dtype(CODES[code])
-    if not whole or end - start != prod(shape) * dtype.itemsize or end > len(data):
-        raise SpecError(f"{path}: {shown(name)} has bytes that do not fit its shape {shown(repr(about['shape']))}")
-    array = np.frombuffer(data[start:end], dtype).reshape(shape)
+        return {name: _array(name, about) for name, about in deserialize(path.read_bytes())}
+    except (SafetensorError, ValueError) as error:
+        raise SpecError(f"{path} is not a whole safetensors file of arrays: {one_line(error)}") from error
+
+
+def _array(name: str, about: Mapping[str, Any]) -> Typed:
+    code = about["dtype"]
+    if code not in CODES:
+        raise ValueError(f"{shown(name)} must be of {', '.join(CODES)}. Got {code}.")
+    array = np.frombuffer(about["data"], CODES[code]).reshape(about["shape"])
     return code, (array.astype(np.uint32) << 16).view(np.float32) if code == "BF16" else array

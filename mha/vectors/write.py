@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -53,8 +52,9 @@ def write_vectors(
     check_new(folder)
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     revealing, rows = Revealing(bugs), list[dict[str, Any]]()
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name[:50]}.", dir=folder.absolute().parent))
+    made = folder.absolute().parent / f".{secrets.token_hex(8)}.vectors"
     try:
+        made.mkdir()
         for vector in vectors:
             wanted = vector.answer()
             row = row_of(vector, wanted)
@@ -72,7 +72,6 @@ def write_vectors(
         manifest["digest"] = digest_of(manifest)
         (made / MANIFEST).write_text(text_of(manifest), encoding="utf-8")
         (made / SCHEMA).write_bytes(files("mha.vectors").joinpath(SCHEMA).read_bytes())
-        made.chmod(0o777 & ~_umask())
         made.rename(folder)
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
@@ -88,15 +87,6 @@ def check_new(folder: Path) -> None:
         raise SpecError(f"{folder} is already there; --out names a new folder")
     if not folder.absolute().parent.is_dir():
         raise SpecError(f"--out needs an existing folder to be made in. There is no {folder.absolute().parent}.")
-    if not os.access(folder.absolute().parent, os.W_OK | os.X_OK):
-        raise SpecError(f"--out needs a folder that can be written to. Got {folder.absolute().parent}.")
-
-
-def _umask() -> int:
-    """What the process takes from the mode of new folders; `mkdtemp` gives them to their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def text_of(manifest: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ def test_the_manifest_has_its_schema(folder):
 
 def test_others_read_the_files(folder):
     for path in folder.glob("*.safetensors"):
-        own = from_file(path, path.read_bytes())
+        own = from_file(path)
         with safe_open(path, framework="numpy") as file:
             assert set(file.keys()) == set(own)
             for name, (code, array) in own.items():
@@ -97,7 +97,7 @@ def test_others_read_the_files(folder):
 
 def test_inputs_are_numbers_of_their_dtype_and_expected_is_what_the_reference_says(folder):
     for row in Folder(folder).rows:
-        arrays = from_file(folder / f"{row['id']}.safetensors", (folder / f"{row['id']}.safetensors").read_bytes())
+        arrays = from_file(folder / f"{row['id']}.safetensors")
         dtypes = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
         assert arrays["inputs/queries"][0] == dtypes[row["dtype"]]
         for name in row["asks"]:
@@ -111,7 +111,7 @@ def test_bytes_and_back(tmp_path):
     arrays = {"b": ("BF16", np.float32([[1.5, -np.inf]])), "i": ("I32", np.arange(3)), "s": ("F64", np.float64(2.0))}
     path = tmp_path / "x.safetensors"
     path.write_bytes(to_bytes(arrays, {"a": "b"}))
-    found = from_file(path, path.read_bytes())
+    found = from_file(path)
     assert {name: (code, array.tolist()) for name, (code, array) in found.items()} == {
         name: (code, array.tolist()) for name, (code, array) in arrays.items()
     }
@@ -189,7 +189,7 @@ def changed(right: Path, tmp_path: Path, change) -> Path:
     answers = tmp_path / "answers"
     shutil.copytree(right, answers)
     path = answers / "heads-causal-float32.safetensors"
-    arrays = from_file(path, path.read_bytes())
+    arrays = from_file(path)
     path.write_bytes(change(dict(arrays)) or to_bytes(arrays, {}))
     return answers
 
@@ -234,7 +234,7 @@ def test_nan_where_a_number_is_due(folder, right, tmp_path):
 def test_nothing_is_asked_where_allowed_is_infinite(folder, right, tmp_path):
     def hidden(arrays):
         vector = folder / "heads-causal-float32.safetensors"
-        mask = from_file(vector, vector.read_bytes())["inputs/mask"][1]
+        mask = from_file(vector)["inputs/mask"][1]
         code, scores = arrays["scores"]
         arrays["scores"] = code, np.where(mask, scores, -np.inf)
         return to_bytes(arrays, {})
@@ -266,6 +266,16 @@ def test_a_folder_of_vectors_that_is_not_as_it_was_written(folder, right, tmp_pa
     assert "is not JSON" in refusal("--judge", own, right)
     manifest.unlink()
     assert "is no folder of vectors: it has no manifest.json" in refusal("--judge", own, right)
+
+
+def test_a_manifest_that_somebody_else_made(folder, right, tmp_path):
+    own = damaged(folder, tmp_path) / "manifest.json"
+    manifest = json.loads(own.read_text())
+    for change in ({"id": "../right"}, {"sha256": None, "extra": 1}):
+        row = {name: value for name, value in {**manifest["vectors"][0], **change}.items() if value is not None}
+        made = {**manifest, "vectors": [row]}
+        own.write_text(json.dumps({**made, "digest": write.digest_of(made)}))
+        assert "has a row that is none of a vector" in refusal("--judge", own.parent, right)
 
 
 def test_a_folder_of_answers_that_is_none(folder, right, tmp_path):
