@@ -168,7 +168,7 @@ def answer_in(file: Path, row: Mapping[str, Any], vector: Mapping[str, NDArray])
     """
     read = from_file(file)
     if "output" not in read:
-        raise SpecError(f"{file} has no array 'output' (it has: {shown(', '.join(read)) or 'none'})")
+        raise SpecError(f"{file} has no array 'output' (it has: {shown(', '.join(sorted(read))) or 'none'})")
     if strange := [name for name in read if name not in row["asks"]]:
         raise SpecError(
             f"{file} has {shown(strange[0])!r}, which is not asked for (asked for: {', '.join(row['asks'])})"

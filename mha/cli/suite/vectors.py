@@ -20,7 +20,7 @@ class VectorsOptions(Options):
         "--judge", nargs=2, type=click.Path(path_type=Path), metavar="FOLDER ANSWERS",
         help="Judge the answers in the folder ANSWERS to the vectors in FOLDER.",
     )  # fmt: skip
-    small: bool = options.flag("--small", "With --out: a small set, in float32, that reveals what the whole one does.")
+    small: bool = options.flag("--small", "With --out: a small set, in float32, that reveals all that float32 does.")
     patterns: tuple[str, ...] = options.several(
         "--case", "-c", help="With --out: only vectors of this id; wildcards work (repeatable)."
     )
@@ -36,7 +36,7 @@ def vectors(asked: VectorsOptions) -> None:
     A vector is a safetensors file with inputs, right numbers and the allowed error of each: docs/vectors.md says all
     that a program needs to know. An answer is ID.safetensors with an array `output`.
 
-    Exit status: 0 written, or every answer equal; 1 an answer differs; 2 could not run, or nothing could be judged.
+    Exit status: 0 written, or every answer equal; 1 an answer differs; 2 could not run, or a file was refused.
     """
     if (asked.out is None) == (asked.judged is None):
         raise click.UsageError("Give --out FOLDER to write vectors, or --judge FOLDER ANSWERS to judge answers.")
