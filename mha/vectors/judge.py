@@ -245,7 +245,8 @@ Answered = tuple[Mapping[str, Any], Mapping[str, NDArray], Mapping[str, NDArray]
 """The row of a vector, its arrays, and the answer."""
 
 SOME = 16
-"""Most answers that are right, and that are not, on which the whole zoo is tried; what is found is tried on all."""
+"""Most answers that are right, and that are not, on which the whole zoo is tried; what is found is tried on all of the
+dtype, and in other dtypes on all that are wrong and so many that are right."""
 
 
 def explained(
@@ -263,17 +264,14 @@ def explained(
                 cases.append((case, id in differ))
                 traces[call_digest(*_call_of(case))] = trace
         subject = Answers(dtype, traces)
+        cases.sort(key=lambda one: size_of(one[0]))
+        wrong, right = ([case for case, is_wrong in cases if is_wrong is kind] for kind in (True, False))
         if bugs is None:
-            cases.sort(key=lambda one: size_of(one[0]))
-            some = [
-                case
-                for wrong in (True, False)
-                for case in _spread([one for one, is_wrong in cases if is_wrong is wrong])
-            ]
-            first = diagnose(subject, some, progress=progress)
+            first = diagnose(subject, [*_spread(wrong), *_spread(right)], progress=progress)
             told = (*first.explanations, *first.partly, *first.closest)
             bugs = tuple(dict.fromkeys(bug for one in told for bug in one.bugs))
-        found.append(diagnose(subject, [case for case, _ in cases], bugs=bugs, progress=progress))
+        some = _spread(right) if found else right
+        found.append(diagnose(subject, [*wrong, *some], bugs=bugs, progress=progress))
     return found
 
 
