@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Collection
 from pathlib import Path
 
+
 def hidden(error: BaseException, packages: Collection[str] = ()) -> list[str]:
     """Return a line for each file in the current folder that hid a module of its name from the import that raised.
 
