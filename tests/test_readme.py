@@ -117,7 +117,7 @@ def extras_of(names: str) -> set[str]:
     for name in names.split(","):
         for requirement in known[name]:
             if requirement.startswith("mha-parity["):
-                found |= extras_of(requirement.removeprefix("mha-parity[").removesuffix("]"))
+                found |= extras_of(requirement.removeprefix("mha-parity[").partition("]")[0])
     return found
 
 
