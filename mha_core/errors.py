@@ -113,9 +113,9 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
     """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
 
     Args:
-        blocks: several rows each, which stay together.
+        blocks: groups of rows; each group is returned whole or left out whole.
         room: the most rows; a first block that is longer ends with "...".
-        left: the row for what is left out, with {} for how many blocks that is.
+        left: the row that says how many groups are left out, with {} for their number.
 
     >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more"), fitted([["a", "  b", "  c"]], 2, "")
     (['a', '  b', 'and 1 more'], ['a', '  ...'])

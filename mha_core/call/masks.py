@@ -127,7 +127,7 @@ class AttentionMask:
 
     @property
     def has_sources(self) -> bool:
-        """Return whether it has any source at all; without one every key is allowed."""
+        """Return whether any field of the mask restricts or biases attention; if none does, every key is allowed."""
         return self.has_positions or any(source is not None for source in (self.valid_lens, self.allowed, self.bias))
 
     @property

@@ -72,7 +72,7 @@ def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) 
 
 
 def with_norm_offset(config: AttentionConfig, weights: Weights, offset: int) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with the weights of its query-key norm kept as w (offset 0), or as w - 1 (offset 1).
+    """Return the same layer with the weights w of its query-key norm stored as w (offset 0), or as w - 1 (offset 1).
 
     Raises:
         SpecError: a layer without such weights; or a number that the dtype of the weights can't hold exactly.

@@ -132,8 +132,8 @@ class Reading:
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
         meant: inputs -> what a call with them means to this layer, such as a mask with the layer's own window.
-        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; their
-            names give the known deviations.
+        natives: names of the `mha check` subjects for the framework's own layer of this kind, one for each of its
+            paths; the table of known deviations is searched for them.
     """
 
     name: str
