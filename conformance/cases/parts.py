@@ -55,9 +55,9 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
     """Return a case; only settings that differ from the usual ones need to be given.
 
     Args:
-        id, catches: as of a Case.
-        layer: its config. Default: `prime_config`.
-        settings: by name, fields of a Case, sources of a mask that is not random, and fields of the config.
+        id, catches: fields of the Case.
+        layer: its config. Default: `prime_config()`.
+        settings: other fields of the Case, fields of an AttentionMask (not random), and fields of the config.
 
     >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
     >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens

@@ -68,8 +68,8 @@ SHORT, DENOMINATOR = 4, 16
 class Expression:
     """A number that may depend on sizes.
 
-    words: such as "sqrt(head_dim / query_dim)", and which other sizes always equalled these where it was measured. at:
-    its value at given sizes. name: the words without the other sizes.
+    words: such as "sqrt(head_dim / query_dim)", and which other sizes always equalled these where it was measured.
+    at: a call -> the expression's value at its sizes. name: `words` without those other sizes.
     """
 
     words: str
@@ -83,7 +83,7 @@ class Expression:
 
 
 def neat(number: float, tolerance: float = CLOSE) -> tuple[str, float]:
-    """Return the number in words, and the number that the words mean: a short one within the tolerance.
+    """Return (words, value) of a short number within the tolerance, such as ("0.1", 0.1); else of the number itself.
 
     >>> neat(0.97), neat(1 / 3), neat(-0.6931471805599453), neat(0.123456789)
     (('0.97', 0.97), ('1/3', 0.3333333333333333), ('-ln 2', -0.6931471805599453), ('0.123457', 0.123456789))
