@@ -36,9 +36,9 @@ class Job:
         layer: the layer in it.
         layouts: the layouts to try, best first.
         to_prefix: the prefix in the target.
-        num_heads, num_kv_heads, dtype: as the caller asked for; None for the defaults.
+        num_heads, num_kv_heads, dtype: the arguments of `convert`; None for the defaults.
         facts: facts about the layer from the file's metadata and the files beside it.
-        recorded: recorded calls of the original, or None.
+        recorded: recorded calls of the original layer; None if there are none.
     """
 
     checkpoint: Checkpoint
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def needs_heads(self) -> bool:
-        """Return whether the caller has to say how many heads the layer has, because nothing else says it."""
+        """Return whether the caller has to give `num_heads`, because neither the file nor its layout says it."""
         said = self._heads() or self.facts.decoder or self.prefix in self.checkpoint.configs
         return not said and not any(layout.carries_heads for layout in self.layouts)
 
@@ -149,7 +149,7 @@ class Job:
 
 
 def by_recording(jobs: Sequence[Job]) -> Job:
-    """Return the job that gives the recorded outputs; if no job does, the first one, whose error is then reported.
+    """Return the job whose layer gives the recorded outputs; if none does, the first one, whose error is then reported.
 
     Args:
         jobs: the same layer, read in each way that the names of its arrays allow.
@@ -171,11 +171,11 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return prefix in the target -> Standing, for every layer; and the proofs of the layers that are proved.
+    """Return prefix in the target -> Standing, for every layer, and a list of the proofs of those that are proved.
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
-            are no part of its layout, and that the user does not leave out.
+            are not in its layout, and that no pattern of `leave` names.
         VerificationFailed: a layer does not give the recorded outputs of the original.
     """
     if not moved:

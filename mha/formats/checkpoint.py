@@ -72,10 +72,10 @@ class Checkpoint:
 
 
 def largest_claim(size: int) -> int:
-    """Return how many bytes the arrays of a file of `size` bytes may take at most.
+    """Return how many bytes the arrays in a file of `size` bytes may take in memory at most.
 
-    Compression can't shrink trained numbers further. A file that claims more is damaged or hostile, and reading it
-    would fill the memory.
+    Compression can't shrink trained numbers further. A file whose arrays are larger is damaged or hostile, and reading
+    it would fill the memory.
     """
     return ALWAYS_FINE + GROWTH * size
 

@@ -24,7 +24,7 @@ class Result:
     Attributes:
         id, group, sentence: the relation.
         status: the verdict; "known" if it is broken in a way that the table of deviations lists.
-        reason: why it was not tested, or which deviation it is.
+        reason: why it was not tested, or the id of the known deviation; else "".
         apart: how far the results of the two calls are apart; None if it was not tested.
         size: the size of the smallest inputs that show the fault; the size of all inputs if the relation holds.
         code: the two calls as code to paste; "" if the relation holds.
@@ -77,7 +77,7 @@ class Report:
         framework: the framework of the arrays that it was given.
         results: one for each relation, in the order of the table.
         allowance: how far apart the results of two calls may be.
-        found: lines on the model, such as its masks and its cache.
+        found: lines on what was found out about the model, such as its masks and its cache.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Report:
         return bool(self.of("holds")) and not self.of("broken")
 
     def assert_holds(self) -> None:
-        """Raise AssertionError if a relation is broken, with those that are; or if none could be tested."""
+        """Raise AssertionError, with the broken relations, if there are any; or if no relation could be tested."""
         if not self.holds:
             raise AssertionError("\n".join(self.lines()))
 

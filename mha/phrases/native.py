@@ -20,8 +20,8 @@ class Native(ABC):
         imports: the lines above its code.
         holder: the variable that holds the parameters after `make`.
         dtypes: the dtypes in which it computes on a CPU.
-        layers: patterns of the subjects in the tables of deviations that are this layer, on any path.
-        lacks: concept -> what it lacks.
+        layers: patterns of the names that subjects for this layer have in tables of deviations.
+        lacks: concept that it lacks -> what is missing.
         words: concept -> what to know besides the code, in a sentence or two.
         state: code for the concept "state". It may use the variables of `make`, and sets `output`.
     """

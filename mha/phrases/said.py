@@ -76,10 +76,10 @@ class Calling:
 
     Attributes:
         queries, keys, values: the code of the three arrays, batch axis first.
-        padding: a mask of the keys that count in each item, with axes "bk".
-        allowed: a mask of the keys that each query may attend to.
-        added: an array of numbers that are added to the scores.
-        causal: whether query i sees the keys up to i.
+        padding: a mask of the keys of each item that are no padding, with axes "bk"; None for none.
+        allowed: a mask of the keys that each query may attend to; None for none.
+        added: an array of numbers that are added to the scores; None for none.
+        causal: whether query i may attend only to keys 0 to i.
         weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean.
         training: whether dropout acts.
     """
@@ -105,9 +105,9 @@ class Lack:
     """A concept that a framework lacks.
 
     Attributes:
-        words: what is missing, and what there is in its place.
-        shown_by: an expression that is True if the installed release lacks it. It may use the functions `names`
-            (callable of the framework -> names of its arguments) and `before` (package, release -> whether an older
+        words: what is missing, and what to use in its place.
+        shown_by: a Python expression that is True if the installed release lacks it. It may use two functions: `names`
+            (callable of the framework -> names of its arguments) and `before` ((package, release) -> whether an older
             release is installed).
     """
 

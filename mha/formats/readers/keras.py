@@ -104,7 +104,7 @@ class _Disk(io.FileIO):
 
 
 def path_of(name: str, layout: str) -> str:
-    """Return the path in the file under which Keras keeps a variable.
+    """Return the path in the file at which Keras stores the variable of this name.
 
     >>> path_of("attn/query/kernel", "keras"), path_of("attn/query/bias", "keras-gqa"), path_of("W_q/kernel", "d2l-tf")
     ('attn/query_dense/vars/0', 'attn/_query_dense/vars/1', 'W_q/vars/0')
