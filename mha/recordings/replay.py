@@ -36,7 +36,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class RecordedSubject:
-    """A recording as a subject: it returns the recorded outputs, and refuses every problem that was not recorded."""
+    """A subject that returns the recorded outputs, and refuses every problem that was not recorded."""
 
     recording: Recording
     dtype: str
@@ -137,7 +137,7 @@ def replay(
         subjects: backends, or anything else with `prepare(config, weights) -> run(inputs) -> Trace`.
         patterns: names of the calls; wildcards work.
         same_dtype: whether a subject runs only the calls that were recorded in its own dtype.
-        progress: sees each Result as it comes.
+        progress: called with each Result as it comes.
 
     Raises:
         SpecError: no call has such a name.

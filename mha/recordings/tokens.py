@@ -22,7 +22,7 @@ class Tokens:
     """A table of the tokens that stand at each position.
 
     Args:
-        keys: one row of tokens for each item of the batch, or for each pass of the model.
+        keys: a sequence of tokens for each item of the batch, or for each forward pass of the model.
         queries: the same for queries; None if they are the keys' tokens.
 
     >>> Tokens.of(["a", "cat"])

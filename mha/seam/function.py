@@ -29,7 +29,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return a function that makes the attention of a backend, of the reference, or of the reference with a bug.
+    """Return a function that prepares attention by a backend, by the reference, or by the reference with a bug.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.
@@ -85,7 +85,7 @@ def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
 
     Args:
         prepare: a function that makes the attention that computes.
-        but: names of modules whose calls the attention function itself computes.
+        but: names of modules whose calls are not replaced.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}
 
