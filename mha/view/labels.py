@@ -36,10 +36,10 @@ def read_tokens(path: Path) -> Tokens:
 
 
 class Labels:
-    """The labels of queries and keys in all parts: the user's tokens, or positions.
+    """The labels of queries and keys on the page: the user's tokens, or positions.
 
     Args:
-        parts: the parts that are shown.
+        parts: the Parts that are shown.
         tokens: the tokens that the user gave; None: labels are positions.
         source: where the tokens are from, for messages.
 

@@ -47,7 +47,7 @@ def _set(held: Any, name: str, value: float) -> Iterator[None]:
 
 
 def lost_bias(inside: Inside) -> Found:
-    """Yield the outputs of a module (with a bias, without parts) that does not add its bias."""
+    """Yield the outputs of a module (with a bias, without submodules) that does not add its bias."""
     ready = inside.ready
     for name, parameter in ready.parameters().items() if ready.leaf else ():
         if name.endswith(("bias", "beta")) and parameter.ndim == 1 and parameter.any():
@@ -99,7 +99,7 @@ def norm_in_16_bits(inside: Inside) -> Found:
 
 
 def other_cast(inside: Inside) -> Found:
-    """Yield the outputs of a norm that multiplies by its scale after its cast to 16 bits, then before it."""
+    """Yield outputs of a norm that multiplies by its scale after the cast to 16 bits, and of one that does before."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 
