@@ -48,9 +48,9 @@ class MultiHeadAttention(nn.Module):
         embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
-        dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. If `dtype` is None, nothing is
-            cast: inputs must have the dtype of the parameters. And the default precision "highest" keeps accelerators
-            from rounding float32 inside a matrix product.
+        dtype, param_dtype, precision: as in `flax.linen.Dense`, with two differences. If `dtype` is None, nothing is
+            cast: inputs must have the dtype of the parameters. And the default precision is "highest", with which
+            accelerators do not round float32 inside a matrix product.
 
     Raises:
         SpecError: the sizes contradict each other; later, a call does not fit them.
@@ -126,9 +126,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv); a subclass may change them.
+        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv): a hook for subclasses.
 
-        The arguments are projected and split, but not yet normed or rotated. Here they are returned unchanged.
+        The arguments are projected and split, but not yet normed or rotated. This class returns them unchanged.
         """
         return queries, keys, values
 

@@ -157,7 +157,7 @@ class MultiHeadAttention(KeywordBlock):
         Args:
             call: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: how many queries are computed at once. None: as many as are fastest.
+            query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         config = self._config

@@ -45,7 +45,7 @@ class MultiHeadAttention(AttentionLayer):
         embed_dim, num_heads, dropout, bias: see `mha_core.AttentionConfig`.
         **options: the other keywords of `mha_core.AttentionConfig`, such as `num_kv_heads` and `score`. Where
             `query_dim`, `key_dim` or `value_dim` is not given, the first call decides it, as in every Keras layer.
-            Beside them the keywords of every Keras layer: `name`, `dtype`, `trainable`.
+            The keywords of every Keras layer (`name`, `dtype`, `trainable`) are taken too.
 
     Raises:
         SpecError: sizes that contradict each other; later, a call that does not fit them.
@@ -153,7 +153,7 @@ class MultiHeadAttention(AttentionLayer):
         Args:
             call, training: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: how many queries are computed at once. None: as many as are fastest.
+            query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         call, mask = self._placed(call, training)

@@ -25,11 +25,11 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 
 
 class Mask(struct.PyTreeNode):
-    """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
+    """The mask of a call, or of a `Block` of one, in JAX. A field is None if the call has no such argument.
 
-    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree. first,
-    stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff first <= j <
-    stop. `first` is None where it is 0 for all.
+    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree.
+    first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff
+        first <= j < stop. `first` is None if it is 0 everywhere.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -55,7 +55,7 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
     Args:
         call: as it was given.
-        layer: not used: JAX itself moves new arrays to the device of the layer's parameters.
+        layer: unused, since JAX itself moves new arrays to the device of the layer's parameters.
     """
     call = call.map(_as_placed)
     mask = call.mask
@@ -131,7 +131,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without its padding, which only whole calls need. Block None: the mask as it is."""
+    """Return the mask of a block, without padding, which only whole calls need; if `block` is None, the mask itself."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -165,7 +165,7 @@ def cut(array: Array, block: Block) -> Array:
 
 
 def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
-    """Return the part of an array (..., Lk) or (..., 1) that belongs to the `key_len` keys from `start` on."""
+    """Return the slice of an array (..., Lk), or the array (..., 1) itself, for the `key_len` keys from `start` on."""
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 
