@@ -170,7 +170,7 @@ def run_apart(
     and their messages say why.
 
     Args:
-        runs: the pairs (case, subject). The pairs with equal subjects stand together.
+        runs: the pairs (case, subject). Pairs with equal subjects must be neighbours.
         executor, settings: what runs the work, and what worker processes are started with.
         known: the listed deviations that the cases must show.
         whole: whether cases are sent as objects, because no table has them by their ids.

@@ -53,7 +53,7 @@ class Coverage:
 
     @property
     def unseen(self) -> tuple[Unread, ...]:
-        """Return the modules that were asked for and not read."""
+        """Return the modules that the caller chose, but that were not read."""
         return tuple(one for one in self.unread if one.why != "unasked")
 
     @property
@@ -91,7 +91,7 @@ class Coverage:
         return {"read": list(self.read), "unread": [asdict(one) for one in self.unread]}
 
     def check(self) -> None:
-        """Raise SpecError if a module that was asked for was not read."""
+        """Raise SpecError if a module that the caller chose was not read."""
         if self.unseen:
             raise SpecError(f"{self.line}. Without strict this is said and no error")
 

@@ -230,9 +230,9 @@ def load(name: str) -> Backend:
 
 
 def use_compile_cache(backend: Backend) -> None:
-    """Let a backend keep its compiled programs in the user's folder, unless MHA_COMPILE_CACHE is "off".
+    """Let a backend store its compiled programs in the user's cache folder, unless MHA_COMPILE_CACHE is "off".
 
-    Each process of ours calls this once per backend, right after `load`. Importing or loading a backend never calls it.
+    Each process of this project calls this once per backend, right after `load`, which does not call it itself.
     See docs/costs.md.
     """
     folder = kept_folder()

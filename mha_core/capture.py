@@ -160,7 +160,7 @@ def takes_lens(call: Callable[..., Any]) -> bool:
 
 
 def refuse_dropout(*, training: bool, rate: float) -> None:
-    """Raise SpecError if dropout is active, because nobody can see which weights it drops."""
+    """Raise SpecError if dropout is active, because it can't be observed which weights it drops."""
     if training and rate > 0.0:
         raise SpecError(
             f"dropout={rate} is active, and which weights it drops can't be seen. "

@@ -121,7 +121,7 @@ class Case:
         return problem if self.change is None else self.change(rng, problem)
 
     def sizes(self) -> Mapping[str, int]:
-        """Return every size by its symbol."""
+        """Return symbol -> size, such as "Lk" -> 7."""
         config = self.config
         return {
             "B": self.batch,

@@ -174,7 +174,7 @@ def describe(choose: Choose) -> Description:
     """Return the Description of a problem, with every choice made by `choose`.
 
     The order of the choices must not change, because a random case `random-SEED-INDEX` takes them from a stream. New
-    choices come last, where `conformance.cases.random` asks for them by another name.
+    choices come last, and only in cases with another form of name, such as `random-SEED-INDEX-parts`.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

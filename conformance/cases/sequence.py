@@ -60,7 +60,7 @@ class Step:
 
     @property
     def calls(self) -> int:
-        """Return how many calls it is."""
+        """Return how many calls the step makes."""
         return self.times * (1 if self.beside is None else 2)
 
 

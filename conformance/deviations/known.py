@@ -74,7 +74,7 @@ def load(path: Path | None = None) -> Deviations:
 def tables() -> list[Path]:
     """Return the files of all installed tables, in the order of their entry points. No package is imported.
 
-    A table of ours is left out if a user's own package of that name hides it: nobody can ask for its layers then.
+    A table of this project is left out if a user's package of the same name hides the package whose layers it lists.
 
     Raises:
         SpecError: an entry point names a package that is not there, or one without a table.

@@ -77,7 +77,7 @@ class Place:
 
 
 def fault(place: Place, change: Change) -> Bug:
-    """Return the bug of another array at a place."""
+    """Return the bug that changes the array of one Place."""
 
     def changed(state: State, beneath: Step) -> Any:
         array = place.get(state, beneath)
@@ -98,7 +98,7 @@ def fault(place: Place, change: Change) -> Bug:
 
 
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
-    """Return the bug of the same change at several places."""
+    """Return the bug that makes the same change at several Places."""
     bugs = [fault(place, change) for place in places]
     *names, last = [place.words for place in sorted(places, key=lambda place: STAGES.index(place.stage))]
     words = f"{', '.join(names)} and {last}"

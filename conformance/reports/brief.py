@@ -135,7 +135,7 @@ class Brief:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the Brief as a dict of JSON values."""
         names = ("subject", "dtype", "text", "sure")
         keys = ("stage", "what", "change")
         causes = [{**{key: getattr(one, key) for key in keys}, "bugs": list(one.bugs)} for one in self.causes]

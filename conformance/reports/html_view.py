@@ -182,7 +182,7 @@ def _worst(values: Iterable[float | str]) -> Ratio:
 
 
 def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
-    """Return one result of the JSON report; `position` is its place there."""
+    """Return one result of the JSON report, ready to show; `position` is its index there."""
     return ResultView(
         id=str(position),
         entry=entry,

@@ -69,7 +69,7 @@ def to_begin(thing: Any) -> str:
 
 
 class OtherDtype(SpecError):
-    """A subject that does not compute in the dtype asked for."""
+    """An error: the subject does not compute in the requested dtype."""
 
 
 @dataclass(frozen=True)

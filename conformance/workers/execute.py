@@ -80,7 +80,7 @@ class Strangers:
             give_back(self._held.popitem()[1])
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """Return what `Line.ask` says."""
+        """Return the answer to a request, as `Line.ask` does."""
         if self._settings.here and self._settings.interpreter(home) is None:
             return answered(request)
         process = self._held.pop(home, None) or take(home, self._settings)

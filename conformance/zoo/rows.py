@@ -68,7 +68,7 @@ class Table:
 
 
 def require(possible: bool, message: str) -> None:
-    """Raise DoesNotApply with this message unless the bug is possible here."""
+    """Raise DoesNotApply with this message unless `possible`."""
     if not possible:
         raise DoesNotApply(message)
 

@@ -68,7 +68,7 @@ class Job:
         return not said and not any(layout.carries_heads for layout in self.layouts)
 
     def check(self) -> None:
-        """Raise SpecError if the numbers of heads that were asked for contradict the model's config."""
+        """Raise SpecError if `num_heads` or `num_kv_heads` contradicts the model's config."""
         for label, asked, said in (
             ("num_heads", self.num_heads, self.facts.num_heads),
             ("num_kv_heads", self.num_kv_heads, self.facts.num_kv_heads),
@@ -81,7 +81,7 @@ class Job:
         """Return the layout by which the layer was read, its config, its canonical weights, and their dtype.
 
         Args:
-            dtype: the dtype to cast the weights to. None: the one that the caller of the conversion asked for.
+            dtype: the dtype to cast the weights to. None: the field `dtype`.
         """
         if self.facts.decoder is not None:
             return self._of_decoder(self.facts.decoder, dtype or self.dtype)
@@ -191,7 +191,7 @@ def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> t
 
 
 def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:
-    """Return the command line that asks for a conversion.
+    """Return the command line of a conversion.
 
     Args:
         source, to_layout, out: the arguments that every conversion has.

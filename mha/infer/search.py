@@ -69,7 +69,7 @@ class Ranking:
 
     @property
     def cutoff(self) -> float:
-        """Return the misfit from which on a hypothesis is not kept."""
+        """Return the misfit at and above which a hypothesis is dropped."""
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:

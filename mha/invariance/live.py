@@ -154,7 +154,7 @@ class Live:
 
     @property
     def can_make(self) -> bool:
-        """Return whether another one can be made anew."""
+        """Return whether another such model can be made."""
         return self.make is not None and not self.large and self.compiled is None
 
     def another(self) -> Live:

@@ -92,7 +92,7 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Return whether something was asked, and nothing is broken."""
+        """Return whether some relation was tested, and none is broken."""
         return bool(self.of("holds")) and not self.of("broken")
 
     def assert_holds(self) -> None:

@@ -14,7 +14,7 @@ from mha_core.layouts import Layout
 
 
 def own_scale(core: Any) -> float:
-    """Return the factor that a module keeps as `scaling`."""
+    """Return the factor of the scores that a module has as its attribute `scaling`."""
     return float(core.scaling)
 
 

@@ -110,7 +110,7 @@ class Replay:
 
     @property
     def everything(self) -> tuple[Result, ...]:
-        """Return all results, those of the recording first."""
+        """Return all results, those of the recording itself first."""
         return (*self.recorded, *self.results)
 
     def to_dict(self) -> dict[str, Any]:

@@ -145,6 +145,6 @@ def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
 
 
 def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs in rows whose bias is the dtype's lowest number; () if no call of a recording has such rows."""
+    """Return the bugs that show in rows whose bias is the dtype's lowest number; () if there are no such rows."""
     biases = [call.inputs.mask.bias for call in recording.calls]
     return LOWEST_BUGS if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

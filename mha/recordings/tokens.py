@@ -19,7 +19,7 @@ FORM = "a list of texts, a list of such lists, or a dict of these by 'keys' and 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A table of the tokens that stand at each position.
+    """A table of the tokens at each position.
 
     Args:
         keys: a sequence of tokens for each item of the batch, or for each forward pass of the model.

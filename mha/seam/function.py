@@ -81,10 +81,10 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler that computes the calls of an attention function in its place.
+    """Return a handler for calls of an attention function, which computes their results by other attention.
 
     Args:
-        prepare: a function that makes the attention that computes.
+        prepare: (config, dtype) -> the function that computes: inputs -> Trace.
         but: names of modules whose calls are not replaced.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}

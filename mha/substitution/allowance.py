@@ -55,7 +55,7 @@ class Judged:
 
     @property
     def moved(self) -> str:
-        """Return in words how much rounding alone moves the array."""
+        """Return in words how much rounding by itself changes the array."""
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:

@@ -75,7 +75,7 @@ class Nearness:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One part with its pictures, item by item."""
+    """One Part with its pictures, item by item, and how near its numbers are to the definition's."""
 
     part: Part
     pictures: tuple[Picture, ...]

@@ -44,7 +44,7 @@ class Labels:
         source: where the tokens are from, for messages.
 
     Raises:
-        SpecError: the tokens do not fit a part: it has another number of keys, of queries, or of rows.
+        SpecError: the tokens do not fit a Part: it has another number of keys, of queries, or of items.
     """
 
     def __init__(self, parts: tuple[Part, ...], tokens: Tokens | None, source: str) -> None:

@@ -69,7 +69,7 @@ def verdict(parts: Sequence[Seen], sources: Sources) -> Line:
 
 
 def lines_of(parts: Sequence[Seen]) -> list[LayerLine]:
-    """Return a row for every part."""
+    """Return a row for every Part."""
     passes = max((one.part.number for one in parts), default=0) > 0
     return [_line(one, passes=passes) for one in parts]
 

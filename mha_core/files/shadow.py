@@ -15,7 +15,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 def foreign_file(name: str) -> Path | None:
-    """Return the place of a package called `name` (one of OURS) that is not this project's; None if there is none.
+    """Return the path of a package called `name` (one of OURS) that is not this project's; None if there is none.
 
     >>> foreign_file("conformance") is None
     True

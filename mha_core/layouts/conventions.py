@@ -39,10 +39,10 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
 
 
 def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with pairs (2 k, 2 k + 1), or (k, k + r / 2): rows of q_proj and k_proj in another order.
+    """Return the same layer with rotary pairs (2 k, 2 k + 1) if `interleaved`, else (k, k + r / 2).
 
-    Biases, norm weights and the additive score's matrices are reordered too; values and output stay. The stages
-    `queries` and `keys`, and so a cache, have the new order of channels; every other result is the same.
+    Rows of q_proj and k_proj are reordered, and so are biases, norm weights and the additive score's matrices. The
+    stages `queries` and `keys`, and so a cache, have the new order of channels; every other result is the same.
 
     Raises:
         SpecError: a layer without rotary positions or without projections, or weights that do not fit.

@@ -31,7 +31,7 @@ class HeldLinen(NamedTuple):
 
 
 def hold(module: Any) -> Any:
-    """Return an object to use in the module's place after its call: a HeldLinen for linen, for nnx the module."""
+    """Return what must be stored to call the module again later: a HeldLinen for linen, the module itself for nnx."""
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)

@@ -51,7 +51,7 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """Return the call with arrays of JAX in place of lists, numbers and NumPy's arrays.
 
     Lengths and positions stay in NumPy until `build_mask` and `rotary_tables` have checked them, because JAX might
-    narrow them. Arrays that `check_call` refuses, or that JAX would narrow, stay as they are, too.
+    narrow them. Arrays that `check_call` refuses, or that JAX would narrow, are not converted either.
 
     Args:
         call: as it was given.

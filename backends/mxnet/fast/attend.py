@@ -147,7 +147,7 @@ def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
 
 
 class Rules(NamedTuple):
-    """The mask, score function and dropout of a call. `of` makes those of a block from them.
+    """The mask, score function and dropout of a call. Its method `of` returns those of one block.
 
     dropout: the rate of dropout; 0 outside training.
     seed: the seed of dropout's random numbers; None if it draws none.

@@ -15,7 +15,7 @@ from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
-    """Return an object to use after the block's call in its place: here the block itself."""
+    """Return what must be stored to call the block again later: here the block itself."""
     return block
 
 

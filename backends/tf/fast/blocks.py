@@ -202,7 +202,7 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
 
 
 def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Return the parts one after the other on this axis."""
+    """Return the arrays joined along this axis."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

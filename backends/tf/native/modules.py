@@ -23,7 +23,7 @@ def layers_in(target: Any) -> list[keras.Layer]:
 
 
 def hold(layer: Any) -> Any:
-    """Return an object to use after the layer's call in its place: here the layer itself."""
+    """Return what must be stored to call the layer again later: here the layer itself."""
     return layer
 
 

@@ -30,7 +30,7 @@ class Span(NamedTuple):
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
-        """Return its elements as a slice."""
+        """Return the span as a slice."""
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:

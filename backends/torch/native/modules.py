@@ -16,7 +16,7 @@ from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
-    """Return an object to use after the module's call in its place: here the module itself."""
+    """Return what must be stored to call the module again later: here the module itself."""
     return module
 
 

@@ -19,7 +19,7 @@ Found = Iterator[Mapping[Place, NDArray]]
 
 
 def lost_residual(inside: Inside) -> Found:
-    """What was added to a part's output is lost."""
+    """Yield outputs where the residual is not added to a submodule's output."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y - one.r})
 

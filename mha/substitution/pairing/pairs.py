@@ -302,7 +302,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """Return (number of elements, last axis) of each array: equal for arrays with their other axes reordered."""
+    """Return (number of elements, last axis) of each array; a reordering of its other axes does not change them."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 
