@@ -232,7 +232,7 @@ def load(name: str) -> Backend:
 def use_compile_cache(backend: Backend) -> None:
     """Let a backend store its compiled programs in the user's cache folder, unless MHA_COMPILE_CACHE is "off".
 
-    Each process of this project calls this once per backend, right after `load`, which does not call it itself.
+    Each process of this project calls this once per backend, right after `load`; neither `load` nor an import does.
     See docs/costs.md.
     """
     folder = kept_folder()

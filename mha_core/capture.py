@@ -116,7 +116,7 @@ def d2l_call(
 
 
 def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, with defaults; those in **kwargs also by their own names."""
+    """Return name -> argument of a call, defaults included; each argument in **kwargs also under its own name."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]

@@ -275,7 +275,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Return the names in `plain_fields` that change what is computed of the arrays.
+    """Return the names in `plain_fields` of the settings that change what a layer computes from the same arrays.
 
     >>> "scale" in arithmetic_fields(), "dropout" in arithmetic_fields()
     (True, False)

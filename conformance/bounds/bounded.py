@@ -139,7 +139,7 @@ class Rounding:
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
         """Return the bound on the error of n roundings in a row, relative to the sum of magnitudes.
 
-        `squares`: the sum of the squared sizes of all groups of equal terms, such as 3^2 + 2^2. Default: n, all differ.
+        `squares`: the sum of the squared sizes of all groups of equal terms, such as 3^2 + 2^2. Default: all differ.
         """
         worst = n * u / (1.0 - n * u) if n * u < 1.0 else np.inf
         if not self.probabilistic:

@@ -49,7 +49,7 @@ class BackendSubject:
         return Precision.of(self.dtype).with_kernel(self.backend.softmax_kernel(self.device, path))
 
     def elsewhere(self, problem: Problem) -> Any:
-        """Return the prepared layer of a backend in another process; None for one in this process."""
+        """Return a session for the problem's layer if the backend is in another process; None if it is in this one."""
         opened = getattr(self.backend, "session", None)
         return None if opened is None else opened(problem, self.dtype, self.device, self.path)
 

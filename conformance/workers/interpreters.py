@@ -177,7 +177,7 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
 
 
 def program(path: str, where: str) -> str:
-    """Return the absolute path of an interpreter. Links stay: a virtual environment is known by its links.
+    """Return the absolute path of an interpreter, without resolving links, by which a virtual environment is known.
 
     Raises:
         SpecError: there is none; the message begins with `where`.

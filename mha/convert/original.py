@@ -62,7 +62,7 @@ def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
             "encoder.0.attn/1/queries", ...
 
     Raises:
-        SpecError: there is no such file, or it is neither.
+        SpecError: there is no such file, or it has another form.
     """
     found: list[OriginalLayer] = []
     for layer in (layer for path in map(Path, paths) for layer in _in_file(path)):

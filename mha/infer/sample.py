@@ -119,7 +119,7 @@ class Sample:
     def misfit(self, h: Hypothesis) -> float:
         """Return the error of a hypothesis relative to how much the outputs vary.
 
-        Biases of values and output add the same vector to every row, so rows are compared with their mean.
+        Biases of values and output add the same vector to every row, so the mean over all rows is subtracted first.
         """
         wanted, got = self.y - self.y.mean(axis=0), self.output(h)
         return float(np.linalg.norm(got - got.mean(axis=0) - wanted) / np.linalg.norm(wanted))

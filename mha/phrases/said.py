@@ -219,7 +219,7 @@ def call_of(function: str, *given: str, **named: str) -> str:
 
 
 def both(texts: Sequence[str], sign: str = " & ") -> str:
-    """Return the expressions joined by `sign`, each in brackets if it needs them; "" without any.
+    """Return the expressions joined by `sign`, each in brackets if it needs them; "" if there are none.
 
     >>> both(["a"]), both(["a", "~b", "c | d"]), both([])
     ('a', 'a & ~b & (c | d)', '')

@@ -39,9 +39,9 @@ _ARGUMENTS = inspect.signature(
 
 @contextmanager
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` gets each call of an attention function that the target looks up.
+    """Return a context in which `handle` gets each call of an attention function from the registry of transformers.
 
-    (That is, in the registry of transformers.) If transformers is not imported, the context does nothing.
+    Only calls by modules of the target are handled. If transformers is not imported, the context does nothing.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield

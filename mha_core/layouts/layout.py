@@ -51,7 +51,7 @@ class Layout(ABC):
 
         Args:
             arrays: the layer's arrays by relative name; others are refused.
-            num_heads: H. Needed unless the layout carries it; must agree where it does.
+            num_heads: H. Needed unless `carries_heads`; if that is True, it must agree with the shapes.
             num_kv_heads: G. Default: H, or what the shapes say.
 
         Raises:

@@ -249,7 +249,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """A subject: d2l.ai's layer. Its only mask is valid_lens: (B,), or (B, Lq) for any mask that is lengths."""
+    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

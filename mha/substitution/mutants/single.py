@@ -88,7 +88,7 @@ def moved_index(inside: Inside) -> Found:
 
 
 def scaled_rows(inside: Inside) -> Found:
-    """Yield the outputs of a look-up whose rows are multiplied by the root of their width."""
+    """Yield the outputs of an embedding whose rows are multiplied by the root of their width."""
     if _looks_up(inside):
         yield {place: array * sqrt(array.shape[-1]) for place, array in inside.ready.exact.items()}
 

@@ -93,7 +93,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """Add verdicts on several projections that are one in the original; the lines around them are right."""
+        """Add verdicts on several projections that are one in the original, in a module whose own lines are right."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
