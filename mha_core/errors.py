@@ -152,13 +152,13 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:
-    r"""Return the type of an error and the first line of its message, printable, bounded, and without colours.
+    r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
     If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
 
     Args:
         error: anything that was raised.
-        whole: whether to join all its lines, as far as there is room.
+        whole: whether to join all lines of the message, up to the longest text that is allowed.
 
     >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
     ('ValueError: no such axis', 'AssertionError')

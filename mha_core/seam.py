@@ -37,7 +37,7 @@ class Handover(NamedTuple):
         queries: (B, H, Lq, d), or (1, H, Lq, d) for all items.
         keys, values: (B, G, Lk, d) and (B, G, Lk, dv), including those of a cache.
         output: (B, H, Lq, dv); None if it is not known.
-        dtype: the dtype of all of them, by name; bfloat16 numbers are in float32 arrays.
+        dtype: the name of the dtype of all these arrays; bfloat16 numbers are in float32 arrays.
         masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). In an additive one, -inf
             excludes a key, and so does the dtype's lowest number in a row with other keys. Keys beyond Lk are cut off.
         causal: whether query i attends to keys 0 to i alone.

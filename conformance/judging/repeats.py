@@ -57,7 +57,7 @@ class Question:
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Return whether a subject can answer again: False if its attribute `recorded` is true, as it computes nothing."""
+    """Return whether a subject can answer again. If its attribute `recorded` is true it can't: it computes nothing."""
     return not getattr(subject, "recorded", False)
 
 

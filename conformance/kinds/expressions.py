@@ -129,10 +129,10 @@ def _table(
 def expressions_of(numbers: Sequence[tuple[float, Setting]], *, unit: float = 1e-13) -> list[Expression]:
     """Return the Expressions that fit a number measured at several sizes, the simplest first; [] if none fits.
 
-    They are a constant, a form of one or two sizes, or a short number times such a form.
+    They are a constant, an expression of one or two sizes, or a short number times such an expression.
 
     Args:
-        numbers: (the number, the sizes at which it was measured).
+        numbers: pairs (the measured number, the call at whose sizes it was measured).
         unit: the relative error of the data behind the numbers; a fit may be off by 1000 times that.
     """
     measured = np.array([number for number, _ in numbers], np.float64)

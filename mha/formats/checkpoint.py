@@ -43,7 +43,7 @@ class Checkpoint:
 
     Attributes:
         path: the file.
-        entries: full name -> array, in the file's order.
+        entries: full name -> Entry (an array not read yet), in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file holds one.
         others: full name -> kind in words, for all items that are no arrays (such as numbers and texts).
         metadata: name -> text, for the file's other metadata, if its format has a place for that.

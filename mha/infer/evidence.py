@@ -44,7 +44,7 @@ class Fit:
     Attributes:
         hypothesis: the hypothesis with all its biases.
         ratio: the worst error / allowed error of the output; at most 1 if it fits.
-        error: the worst error.
+        error: the worst error of the output.
     """
 
     hypothesis: Hypothesis

@@ -138,8 +138,8 @@ def strange_files(folder: Path, model_type: str) -> dict[str, str]:
     """Return name -> a sentence, for each file in a model's folder that may contradict what the config says.
 
     Args:
-        folder: the folder; folders in it are not looked at.
-        model_type: of its config, one of `mha.models.families.MODEL_TYPES`.
+        folder: the folder; folders in it are not searched.
+        model_type: the `model_type` of its config, one of `mha.models.families.MODEL_TYPES`.
     """
     own, shards = _own(folder)
     passed = (FILE, ADAPTER, *own, *shards)

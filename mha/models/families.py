@@ -42,7 +42,7 @@ class Family:
         model_types: the `model_type` of their configs.
         layouts: the layouts that their arrays may have.
         where: a regular expression for the prefixes of its attention layers, with "." between names.
-        settings: in words, for the documentation, the settings of a config that matter.
+        settings: the settings of a config that change the arithmetic, in words for the documentation.
         scale: (config, prefix, head width) -> the factor of the scores; None: 1 / sqrt(head width).
         causal: (config, prefix) -> whether the model calls this layer causally; None for a family that calls no layer
             causally.

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Making:
-    """A description of how a layer is made.
+    """The arguments with which a layer is made, as pieces of code.
 
     Attributes:
         width: the width of queries, keys, values and output.
         heads, head_width: H, and the width of one head.
         kv_heads: G, if there are fewer heads of keys and values; else "".
         bias: whether the projections have biases.
-        dropout: the rate; "" for none.
+        dropout: the rate of dropout; "" for none.
     """
 
     width: str = "E"

@@ -99,7 +99,7 @@ def safetensors_of(folder: Path) -> Iterator[Path]:
 
 
 def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """Return the model in a folder, and the dict in which transformers tells how the loading went.
+    """Return the model in a folder, and the dict in which transformers reports on the loading.
 
     Args:
         auto: the class that loads it, such as AutoModel.

@@ -22,7 +22,7 @@ class Judgement:
     Attributes:
         ratios: stage -> worst error / allowed error; at most 1 where equal.
         error: the largest difference of the output from the reference.
-        mismatches: every stage that is over its bound.
+        mismatches: one for every stage that is over its bound.
         rows_without_key: how many rows (item, head and query) may attend to no key, and were not compared.
     """
 

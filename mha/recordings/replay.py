@@ -99,9 +99,9 @@ class Replay:
     """The results of `replay`.
 
     Attributes:
-        recorded: the recorded outputs compared with the reference, call by call.
-        results: each subject compared with the reference, call by call.
-        agreements: each subject compared with the recorded outputs, where it ran.
+        recorded: for each call, the Result of the recorded outputs, compared with the reference.
+        results: for each subject and call, the Result, compared with the reference.
+        agreements: for each subject and call that it ran, the comparison with the recorded outputs.
     """
 
     recorded: tuple[Result, ...]

@@ -46,14 +46,14 @@ def prepare_with(name: str, bug: str | None = None) -> Prepare:
 
 
 def attention_function(name: str = REFERENCE, *, bug: str | None = None) -> Callable[..., tuple[Any, None]]:
-    """Return an attention function for `AttentionInterface.register` of transformers, which computes elsewhere.
+    """Return an attention function for `AttentionInterface.register` of transformers, computed by another backend.
 
     Tensors go to NumPy, through the backend on the CPU, and back; there are no gradients. Masks are read as those that
     transformers makes for "sdpa": register `sdpa_mask` under the same name.
 
     Args:
         name: a backend ("torch", "tf", "jax", "mxnet"), or "reference".
-        bug: a bug of the zoo (`mha bugs`) that is put into the reference: would a test of the model notice it?
+        bug: a bug of the zoo (`mha bugs`) to put into the reference, to see whether a test of the model notices it.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name; later, at a call that has no translation.

@@ -87,7 +87,7 @@ class AttentionInputs:
         return {name: array for name, array in given.items() if array is not None}
 
     def tables(self) -> dict[str, NDArray]:
-        """Return name -> array, for the floating-point arrays of the call without a gradient, such as rotary tables."""
+        """Return name -> array, for the floating-point arrays that have no gradient, such as rotary tables."""
         given = {} if self.rotary is None else {name: getattr(self.rotary, name) for name in TABLES}
         return {name: array for name, array in given.items() if array is not None}
 

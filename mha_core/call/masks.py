@@ -22,7 +22,7 @@ ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """The sources of a mask; arrays of NumPy or of any one framework.
+    """The arguments from which a mask is made; their arrays are of NumPy or of one framework.
 
     Args:
         valid_lens: integers (B,) or (B, Lq); key j is allowed iff j < valid_len.
@@ -84,7 +84,7 @@ class AttentionMask:
 
         Args:
             dtype: the dtype of the queries, which the array gets.
-            convert: makes the framework's array of a NumPy array (bfloat16: in float32) and the name of its dtype.
+            convert: (NumPy array, name of the dtype) -> the framework's array; bfloat16 numbers come in float32.
         """
         if not is_numbers(self.bias):
             return self

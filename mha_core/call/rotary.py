@@ -158,7 +158,7 @@ def check_rotary(
     """Raise SpecError unless positions or tables fit a call, by shapes and dtypes alone.
 
     Args:
-        given: what the call has; without any array it always fits.
+        given: the positions or tables of the call; without any array they always fit.
         settings: the layer's rotary settings; None if it has no rotary positions.
         sizes, dtype: the sizes of the call, and the dtype of its queries.
         describe: (name, array) -> ArraySpec; raises SpecError for what is no array.

@@ -37,7 +37,7 @@ class Kept:
     """The pieces (files with a digest each) of one cache folder.
 
     Args:
-        folder: made when the first piece is put into it.
+        folder: the path of the folder, which is made when the first piece is written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -21,9 +21,9 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
     """(d,): new channel -> old channel of a head, when rotary pairs become (2 k, 2 k + 1), or (k, k + r / 2).
 
     Args:
-        settings: the layer's rotary settings; their own `interleaved` does not count.
+        settings: the layer's rotary settings, whose own `interleaved` is not used.
         head_dim: d.
-        interleaved: whether pairs are to be (2 k, 2 k + 1).
+        interleaved: whether the new pairs are (2 k, 2 k + 1); else (k, k + r / 2).
 
     >>> order_of_channels(Rotary(width=8), head_dim=8, interleaved=False)
     array([0, 2, 4, 6, 1, 3, 5, 7])

@@ -36,7 +36,7 @@ def run(
 
     Args:
         config, weights, inputs: the problem. Numbers of any dtype are used as they are.
-        forward, backward: pipelines in place of FORWARD and BACKWARD.
+        forward, backward: name -> step, in order; pipelines in place of FORWARD and BACKWARD.
 
     Returns:
         A Trace of float64 arrays: all seven stages, and gradients if `inputs.cotangent` is given.

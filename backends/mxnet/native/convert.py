@@ -43,7 +43,7 @@ def to_native(
         layout: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
             and "mxnet-encdec" for the interleaved operators.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
-        ctx: where the parameters live. Default: the current context.
+        ctx: the context of the parameters. Default: the current context.
 
     Raises:
         SpecError: such a layer can't hold these weights, or no layer here has this layout.

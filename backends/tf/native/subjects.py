@@ -133,7 +133,7 @@ class _LayerSubject(TfSubject):
 class MultiHeadAttentionSubject(_LayerSubject):
     """A subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
 
-    With a dropout rate, even outside training, the layer runs its own softmax instead.
+    A layer with a dropout rate runs its own softmax instead, even outside training.
 
     Attributes:
         scores: the argument `return_attention_scores`; if True, the layer runs a softmax of its own.

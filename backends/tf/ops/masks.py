@@ -53,7 +53,7 @@ class Mask(NamedTuple):
 
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
-    """Return the call with tensors for lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
+    """Return the call with tensors for lists, numbers and NumPy's arrays, except those that `check_call` refuses.
 
     `layer` is not used: TensorFlow itself copies tensors to the device that needs them.
     """

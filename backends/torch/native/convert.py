@@ -41,7 +41,7 @@ def to_native(
             switch for all biases gets zeros for those that the config does not have.
         layout: "torch" for torch.nn.MultiheadAttention, which is given kdim and vdim where the config's
             widths need them ("torch-separate" is the same layer); "d2l-torch" for d2l.ai's layer.
-        device: where the parameters live.
+        device: the device of the parameters.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: further arguments of the layer's constructor, such as `batch_first` (here True unless given).
 

@@ -57,7 +57,7 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return a source of a mask, as a tensor if it is a list or a NumPy array and torch.compile traces; else unchanged.
+    """Return an argument of a mask, as a tensor if torch.compile traces and it is a list or of NumPy; else unchanged.
 
     `AttentionMask` converts lists by functions of NumPy that a compiler can't follow.
 

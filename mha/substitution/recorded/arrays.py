@@ -102,7 +102,7 @@ class Allowance:
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return in words a distance and the allowed one. `whose`: "their" or "its", for the words "... size"."""
+        """Return in words a distance and the allowed one, relative to "their" or "its" (`whose`) size."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
