@@ -42,7 +42,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """Return a function for `Case.mask` that always returns a mask of these sources; lists become arrays."""
+    """Return a function for `Case.mask` that always returns the mask with these fields; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
 

@@ -107,7 +107,7 @@ def only_in(bug: Bug, where: Where) -> Bug:
 
 
 def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """Yield the bugs that let padding in, for layers that still set padded keys and values to 0."""
+    """Yield variants of the bugs that let padding in, for layers that still set padded keys and values to 0."""
     for bug in bugs:
         if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
             sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."

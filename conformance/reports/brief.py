@@ -95,7 +95,7 @@ class Brief:
 
     @property
     def said(self) -> list[str]:
-        """Return the causes, how sure they are, and what shows them, in lines."""
+        """Return lines: the causes, how sure they are, and what shows them."""
         return [*self.lines, *_symbols(self.lines), *filter(None, [self.sure]), *self.seen]
 
     @property
