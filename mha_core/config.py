@@ -258,7 +258,7 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict of JSON values, without parts that the layer lacks; `from_dict` reads it back."""
+        """Return field -> JSON value, without optional parts that the layer lacks; `from_dict` reads it back."""
         return {name: value for name, value in asdict(self).items() if not (name in PARTS and value is None)}
 
     @classmethod

@@ -186,7 +186,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
 
 
 class SpecError(ValueError):
-    r"""A request that the definition of multi-head attention does not allow.
+    r"""An error: a request that the definition of multi-head attention does not allow.
 
     The message names the value, the rule and the choices. It is printable and at most LONGEST_MESSAGE characters long.
     The error is raised before any arithmetic.
@@ -202,7 +202,7 @@ class SpecError(ValueError):
 
 
 class BackendError(RuntimeError):
-    """A backend that is unknown, not installed, broken, or unable to do what was asked."""
+    """An error: a backend is unknown, not installed, broken, or unable to do what is requested."""
 
 
 class ErrorElsewhere(BackendError):
@@ -214,7 +214,7 @@ class ErrorElsewhere(BackendError):
 
 
 class BackendNotInstalled(BackendError):
-    """A backend whose framework is not installed; the message has the command that installs it."""
+    """An error: a backend's framework is not installed; the message has the command that installs it."""
 
 
 def _name_of(error: BaseException) -> str:

@@ -197,7 +197,7 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 
 
 def rules_of_two() -> Iterator[Bug]:
-    """Yield bugs of a mask with two arguments: a key that either of them allows is let in, or one of them is ignored."""
+    """Yield bugs of a mask with two arguments: a key that either of them allows is let in, or one is ignored."""
     for one, other in combinations(SOURCES, 2):
         said = (
             f"Where {_named(one)} and {_named(other)} are given, they are joined by or: either of them lets a key in."

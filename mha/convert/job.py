@@ -119,7 +119,7 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Return the layer's Standing: proved, known or moved, and why. Return the proof too; None if it is not proved.
+        """Return the layer's Standing (proved, known or moved, and why), and the Proof; None if it is not proved.
 
         Raises:
             VerificationFailed: the layer does not give the recorded outputs of the original.

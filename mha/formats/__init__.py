@@ -125,7 +125,7 @@ def framework_of(path: Path) -> str:
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
-    """Open a file of weights as a Checkpoint, whose arrays are read one by one when they are asked for.
+    """Open a file of weights as a Checkpoint, whose arrays are read one by one when they are loaded.
 
     Args:
         path: a file; the index of a model in several files; or a folder that holds one of them (`source_file`).

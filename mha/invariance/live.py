@@ -85,7 +85,7 @@ class Live:
 
     @cached_property
     def framework(self) -> str:
-        """Return the source of its arrays: torch, keras, flax, mxnet, or numpy for a function."""
+        """Return the name of the model's framework: torch, keras, flax or mxnet; numpy for a function."""
         if self.hooks is None:
             return "torch" if self.tensors else "numpy"
         home = self.hooks.__name__.split(".")[1]
@@ -108,7 +108,7 @@ class Live:
 
     @cached_property
     def dtype(self) -> str:
-        """Return the dtype of most of its parameters; float64 for a function."""
+        """Return the dtype of most of the model's parameters; float64 for a function."""
         names = []
         for one in self.parameters.values():
             found = self.hooks.as_array(one) if self.framework == "torch" else None
@@ -129,13 +129,13 @@ class Live:
 
     @property
     def config(self) -> Any:
-        """Return its config if it is a model of transformers, else None."""
+        """Return the model's config if it is a model of transformers, else None."""
         own = getattr(self.asked, "config", None)
         return own if hasattr(own, "model_type") else None
 
     @cached_property
     def large(self) -> bool:
-        """Return whether it has more than LARGE parameters, so that it is not copied."""
+        """Return whether the model has more than LARGE parameters, so that it is not copied."""
         return sum(int(np.prod(shape)) for shape in self.shapes) > LARGE
 
     def fresh(self) -> Live:

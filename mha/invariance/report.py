@@ -43,7 +43,7 @@ class Result:
 
     @property
     def by(self) -> str:
-        """Return in words by how much it is broken; "" if it was not tested."""
+        """Return in words by how much the relation is broken; "" if it was not tested."""
         one, size = self.apart, self.size
         if one is None or size is None:
             return ""

@@ -50,7 +50,7 @@ class Caches:
         self._first: dict[tuple[int, int], tuple[NDArray, ...]] = {}
 
     def take(self, calls: Calls) -> None:
-        """Copy the caches of the port's layers into the caches that the original is given in these calls."""
+        """Copy the caches of the port's layers, in place, into the caches that the original gets in these calls."""
         for mine, theirs in calls:
             cache = _cache_in(self._own.calls[mine].arguments)
             if cache is None:

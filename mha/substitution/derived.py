@@ -287,7 +287,7 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return its result with bounds, for x or for some of its rows."""
+        """Return the norm of x, which may be some rows of the input, with bounds."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))

@@ -94,7 +94,7 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Return shares (error / allowed error) as logarithms in one byte each, with their signs, to within 10 %.
+    """Return the signed shares (difference / allowed difference) as logarithms in one byte each, to within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
     [0, 96, -84, 60, 120, -128]

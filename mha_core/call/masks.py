@@ -142,7 +142,7 @@ def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
 
 
 def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
-    """Return bools (B, H, Lq, Lk): all sources combined. True = may attend."""
+    """Return bools (B, H, Lq, Lk) for all fields of the mask together; True = may attend."""
     combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:
         combined &= _within_valid_lens(mask.valid_lens, sizes)

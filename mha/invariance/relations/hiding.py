@@ -239,7 +239,7 @@ def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
 
 
 def ones_rows(known: Known) -> list[Relation]:
-    """Return a relation for each mask argument: a mask that hides nothing gives what no mask gives."""
+    """Return a relation for each mask argument: a mask that hides nothing must change nothing."""
     found = []
     for mask in known.masks:
 
