@@ -77,7 +77,7 @@ class FunctionSubject:
     """A plain function as a subject; `subject_from_function` makes it.
 
     Attributes:
-        function: f(weights, queries, keys, values, mask, **options) -> output, dict stage -> array, or Trace.
+        function: f(weights, queries, keys, values, mask, and its options) -> output, dict stage -> array, or Trace.
         name: its name in reports.
         options: the names from `known_options` that it has as parameters.
         dtype, dtypes: the dtype of this run, and all dtypes that it computes in.

@@ -85,7 +85,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a call. `raw`: the output; `arrays`: place -> array in it; `out`: the main one; `text`: its code."""
+    """An answer to a call. `raw`: the output; `arrays`: key path -> array; `out`: the main one; `text`: its code."""
 
     raw: Any
     arrays: Mapping[Place, Any]

@@ -36,7 +36,7 @@ class RecordedEnd:
         after: how many calls of attention layers had been recorded when this call ended.
         arrays: place in the output, such as "last_hidden_state", "0" or "hidden_states.1" -> floating-point array; the
             place is "" if the output is an array.
-        dtypes: place -> name of the array's dtype; bfloat16 numbers are held in float32 arrays.
+        dtypes: key path -> name of the array's dtype; bfloat16 numbers are held in float32 arrays.
 
     Raises:
         SpecError: an array has no dtype, or holds numbers that its dtype lacks.
@@ -120,7 +120,7 @@ class Ends:
 
 
 def arrays_in(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
-    """Yield (place, (array, dtype)) of each floating-point array in the output of a module."""
+    """Yield (key path, (array, dtype)) of each floating-point array in the output of a module."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
     parts = parts_of(value)

@@ -129,7 +129,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """The original's outputs, as place -> array: in float64 (`exact`), with other `roundings`; and their `bounds`."""
+    """The original's outputs, key path -> array: in float64 (`exact`), with other `roundings`; and their `bounds`."""
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]

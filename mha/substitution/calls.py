@@ -24,7 +24,7 @@ class Part(NamedTuple):
         name: name of the port's module.
         calls: (call of the original's module, the port's call or None), in order.
         right: whether the port's module is right.
-        instead: for each call, place -> array to use in place of the port's output; () keeps the port's outputs.
+        instead: for each call, key path -> array to use in place of the port's output; () keeps the port's outputs.
         active: a function that is applied to the port's outputs; None for none.
         again: whether the port's module gets different arrays where the original's gets one array twice.
         asked: whether its floating-point inputs are judged too. Its mask and indices always are.

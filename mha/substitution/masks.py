@@ -79,7 +79,7 @@ def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask:
 
     Args:
         exact_on: a function that runs the module on other inputs.
-        given: place -> input of the module, masks among them.
+        given: key path -> input of the module, masks among them.
         other_mask: whether a mask differs from the original's own. If so, queries without a key are not compared; with
             the original's own mask, they are.
     """

@@ -57,7 +57,7 @@ class OriginalCall:
         module: position of the module.
         within: position of the call during which it was made; None if there is none.
         signature, arguments: the signature of the module, and name -> argument.
-        given, gave: place -> input or output array, in NumPy; `gave` is None if the call ended in an error.
+        given, gave: key path -> input or output array, in NumPy; `gave` is None if the call ended in an error.
         steady: whether its outputs were the same in a second run of the model.
     """
 
@@ -210,7 +210,7 @@ class Original:
         return bool(self.native.is_part(held, held, "of any name", held))
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
-        """Return place -> array (in NumPy) in an input or output of a module."""
+        """Return key path -> array (in NumPy) in an input or output of a module."""
         found = ((place, self._array(leaf)) for place, leaf in leaves(value))
         return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
 
@@ -231,12 +231,12 @@ class Original:
         *,
         tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
-        """Return, for each run of a module by itself, place -> output. Parameters and float arrays are in `dtype`.
+        """Return, for each run of a module by itself, key path -> output. Parameters and float arrays are in `dtype`.
 
         Args:
             call: the call whose arguments are used.
-            givens: for each run, place -> array that replaces an input of the call.
-            replace: position of a submodule -> for each of its calls, place -> array that replaces an output. The
+            givens: for each run, key path -> array that replaces an input of the call.
+            replace: position of a submodule -> for each of its calls, key path -> array that replaces an output. The
                 submodule's inputs are then returned too, at the places (PASSED, position, number of the call, ...).
             tell: whether the replaced outputs are returned too, at (GAVE, position, number of the call, ...).
 

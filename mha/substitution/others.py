@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) for each mask that a submodule gets in the port, if the original has no such mask."""
+    """Yield (key path, judgement) for each mask that a submodule gets in the port, if the original has no such mask."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,7 +36,7 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) for wrong indices (such as positions) that a submodule gets in the port.
+    """Yield (key path, judgement) for wrong indices (such as positions) that a submodule gets in the port.
 
     Only elements where `counted(array)` is True are compared; all if it is None.
     """
@@ -95,7 +95,7 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
     Args:
         name: the name of the submodule.
         pairs: its inputs in the port, paired with those in the original.
-        own: place -> its input in the original, in float64.
+        own: key path -> its input in the original, in float64.
         unit: the unit roundoff of the port's dtype.
     """
     for one, other in combinations(pairs, 2):

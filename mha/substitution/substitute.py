@@ -242,7 +242,7 @@ class Substitution:
         """Return the Runs of the original's module; outputs of its submodules are at (GAVE, position, number, ...).
 
         Args:
-            telling: position of a submodule -> for each of its calls, place -> array that replaces an output.
+            telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
 
         Raises:
             SpecError: it can't be run.
@@ -266,7 +266,7 @@ class Substitution:
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return place -> output of the original's module in float64, with nothing replaced; `judge` must have run."""
+        """Return key path -> output of the original module in float64, with nothing replaced; `judge` must have run."""
         return self._alone.exact
 
     @property
@@ -290,11 +290,11 @@ class Substitution:
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
-        """Return place -> input of the original's module: the port's if known, else that of the original's own run."""
+        """Return key path -> input of the original module: the port's if known, else that of the original's own run."""
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return place -> output of the original's module in float64 on these inputs. SpecError if it can't be run."""
+        """Return key path -> output of the original module in float64 on these inputs. SpecError if it can't be run."""
         return self.original.run(self.call, [given], "float64")[0]
 
     @property
@@ -335,7 +335,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """Return place in the original -> output of the port's module; `judge` must have run."""
+        """Return key path in the original -> output of the port's module; `judge` must have run."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:

@@ -54,7 +54,7 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
     return module is held
 
 

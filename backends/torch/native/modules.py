@@ -37,7 +37,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
     return module is held
 
 

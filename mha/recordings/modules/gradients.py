@@ -139,7 +139,7 @@ class GradientRecorder:
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
     """Return the argument `call` of a framework's `pulled`: a function that runs a module.
 
-    It runs the module on `arguments` with some inputs replaced, and returns place -> floating-point output.
+    It runs the module on `arguments` with some inputs replaced, and returns key path -> floating-point output.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:
@@ -154,7 +154,7 @@ def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, argume
 
 
 def floating(as_array: Callable[[Any], Any], output: Any) -> dict[Place, Any]:
-    """Return place -> floating-point array (of the framework) in an output."""
+    """Return key path -> floating-point array (of the framework) in an output."""
     return {place: leaf for place, leaf in leaves(output) if is_floating(as_array, leaf)}
 
 

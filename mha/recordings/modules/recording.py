@@ -92,8 +92,8 @@ class ModuleCall:
         module: position of the module in the recording.
         within: position of the call during which it was made; None if that call was not recorded.
         given, gave: the input and the output arrays; `gave` is None if the call ended in an error.
-        plain: place -> value, for inputs that are no arrays.
-        unread: (place, class) of each input and output that can't be read.
+        plain: key path -> value, for inputs that are no arrays.
+        unread: (key path, class) of each input and output that can't be read.
         unread_outputs: the outputs in `unread`.
         cotangents: the gradients with respect to its outputs; () if none were recorded.
         gradients, parameter_gradients: the gradients with respect to its inputs and to its parameters, computed from

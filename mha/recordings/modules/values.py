@@ -30,7 +30,7 @@ def parts_of(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield (place, leaf) for every leaf of nested containers, that is, every value without elements.
+    """Yield (key path, leaf) for every leaf of nested containers, that is, every value without elements.
 
     >>> list(leaves({"x": 1, "rest": (2, None)}))
     [(('x',), 1), (('rest', '0'), 2), (('rest', '1'), None)]

@@ -26,7 +26,7 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a submodule (here: part). `given`, `gave`: place -> floating-point input or output.
+    """A call of a submodule (here: part). `given`, `gave`: key path -> floating-point input or output.
 
     Attributes:
         call: the call in the original's own run.
@@ -153,7 +153,7 @@ class Inside:
                 )
 
     def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
-        """Return place -> output of the module in float64, if the parts in `instead` have these arrays as outputs."""
+        """Return key path -> output of the module in float64, if parts in `instead` have these arrays as outputs."""
         return self._run(instead, tell=False)
 
     def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:

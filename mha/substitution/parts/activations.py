@@ -54,8 +54,8 @@ def activation_beside(
 
     Args:
         known: the inputs, parameters and numbers of the original's module.
-        exact: place -> its output in float64 on the inputs of the port's module.
-        got: place -> output of the port's module, at the same places.
+        exact: key path -> its output in float64 on the inputs of the port's module.
+        got: key path -> output of the port's module, at the same key paths.
         dtype: the port's dtype.
 
     >>> x, weight = np.array([[1.0, -2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
