@@ -32,6 +32,9 @@ BLOCK = 2
 OPTIMIZED = {"compiled": "optimized", "fast": "fast-optimized"}
 """Path -> the one that computes the same, compiled with the framework's own settings where a backend has others."""
 
+OTHER_NAMES = {"keras": "tf", "tensorflow": "tf", "flax": "jax", "pytorch": "torch"}
+"""Name that somebody may give a backend -> its own."""
+
 Run = Callable[[AttentionInputs], Trace]
 """Runs one prepared layer: inputs in NumPy -> Trace in NumPy."""
 
@@ -199,12 +202,15 @@ def load(name: str) -> Backend:
     Traceback (most recent call last):
     ...
     mha_core.errors.BackendError: backend 'pytroch' is not known (known: jax, mxnet, tf, torch); did you mean torch?
+    >>> load("keras")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.BackendError: backend 'keras' is not known (known: jax, mxnet, tf, torch); did you mean tf?
     """
     found = _entry_points()
     if name not in found:
-        raise BackendError(
-            f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'}){meant(name, found)}"
-        )
+        near = meant(OTHER_NAMES.get(name, name), found)
+        raise BackendError(f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'}){near}")
     entry_point = found[name]
     try:
         factory = entry_point.load()

@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences for colours and bold letters, which frameworks put into their messages."""
+
+HEADS = re.compile(
+    r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?\w*)?|\n *Arguments received by .*", re.DOTALL
+)
+"""What TensorFlow and Keras put around the sentence of an error: where it ran, and all arguments of the layer."""
 
 LONGEST_MESSAGE = 4000
 """Most characters of a message; a longer one is cut in the middle."""
@@ -109,15 +114,15 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
-def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
+def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str]) -> list[str]:
     """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
 
     Args:
         blocks: groups of rows; each group is returned whole or left out whole.
         room: the most rows; a first block that is longer ends with "...".
-        left: the row that says how many groups are left out, with {} for their number.
+        left: a function, number of groups that are left out -> the row about them.
 
-    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more"), fitted([["a", "  b", "  c"]], 2, "")
+    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
     """
     kept = [*blocks]
@@ -126,7 +131,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
     more, rows = len(blocks) - len(kept), [row for block in kept for row in block]
     if len(rows) > room - bool(more):
         rows[room - bool(more) - 1 :] = ["  ..."]
-    return [*rows, *[left.format(more)] * bool(more)]
+    return [*rows, *[left(more)] * bool(more)]
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
@@ -166,8 +171,10 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     'ValueError: no such axis: 3'
     >>> one_line(RuntimeError("Error(s) in loading state_dict for Layer:\n    Missing key(s): 'a.bias'.\n    Size: 3"))
     "RuntimeError: Missing key(s): 'a.bias'."
-    >>> one_line(ValueError("Exception encountered when calling Layer.call().\n\n\x1b[1mNo mask\x1b[0m\n\nArguments:"))
-    'ValueError: No mask'
+    >>> head = "Exception encountered when calling L.call().\n\n\x1b[1m{{function_node __wrapped__AddV2_device_/CPU:0}}"
+    >>> tail = "[Op:AddV2] name: \x1b[0m\n\nArguments received by L.call():\n x=3"
+    >>> one_line(ValueError(f"{head} Incompatible shapes {tail}"))
+    'ValueError: Incompatible shapes'
     """
     if isinstance(error, ErrorElsewhere):
         return shown(str(error), LONGEST_REASON)
@@ -175,7 +182,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
         said = "".join((str(error), ""))  # a str, and no subclass with methods of its own
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
-    lines = [line.strip() for line in COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]).splitlines() if line.strip()]
+    said = HEADS.sub("", COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     if not whole and len(lines) > 1 and lines[0].startswith("Exception encountered when calling "):  # Keras' own head
         lines = lines[1:]
     if not whole and len(lines) > 1 and lines[0].endswith(":"):

@@ -170,5 +170,7 @@ def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | Non
 
 
 def _is_held_by(array: NDArray, dtype: str) -> bool:
+    if array.dtype.kind == "c":  # a subject's answer, and none that is held by real numbers
+        return False
     with any_numbers:
         return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))

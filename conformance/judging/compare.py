@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.judging.distance import worst
+from conformance.subjects.answers import of_other_dtype
 from mha_core import Trace
 from mha_core.dtypes import storage_dtype
-from mha_core.errors import shown
 from mha_core.stages import is_gradient
 
 
@@ -142,7 +142,7 @@ def _check_form(name: str, array: NDArray, wanted: NDArray, dtype: str, own: boo
         merge = _unmerged(array.shape, wanted.shape) if name == "output" else ""
         return Mismatch(name, f"{name} has shape {array.shape}; it must be {wanted.shape}{merge}")
     if array.dtype != storage_dtype(dtype) and not (own and array.dtype == np.float64):
-        return Mismatch(name, f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
+        return Mismatch(name, of_other_dtype(name, array, dtype))
     return None
 
 

@@ -166,7 +166,11 @@ def _named(measured: Any, settings: tuple[Setting, ...], tolerance: float) -> It
             continue
         text, form, groups = entries[hit]
         names = tuple(group[0] for group in groups)
-        name = text.format(*names) if words in ("1", "-1") else f"{words} * ({text.format(*names)})"
+        if " * " in text and {"num_kv_heads", "heads per kv head"} == {*names}:
+            continue  # which is num_heads, whatever the layer
+        name = text.format(*names)
+        if words not in ("1", "-1"):
+            name = f"{words} * {name if name.isidentifier() else f'({name})'}"
         name = f"-({name})" if words == "-1" else name
         others = [other for group in groups for other in group[1:]]
         note = f" (or of {', '.join(others)}, equal in all that was measured)" if others else ""

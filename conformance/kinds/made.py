@@ -102,7 +102,8 @@ def with_inputs(state: State, **changes: Any) -> State:
 def only_in(bug: Bug, where: Where) -> Bug:
     """Return the bug, limited to the calls for which `where` holds."""
     changes = {name: _only_in(step, where) for name, step in {**bug.forward, **bug.backward}.items()}
-    sentence = f"Only in {where.words}: {lower(bug.sentence)}"
+    is_said = where.words == "layers with projections" and "projected" in bug.sentence
+    sentence = bug.sentence if is_said else f"Only in {where.words}: {lower(bug.sentence)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-in-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
 
 

@@ -97,11 +97,16 @@ def fault(place: Place, change: Change) -> Bug:
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
 
 
+OF_PROJECTIONS = "the projected "
+
+
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     """Return the bug that makes the same change at several Places."""
     bugs = [fault(place, change) for place in places]
     *names, last = [place.words for place in sorted(places, key=lambda place: STAGES.index(place.stage))]
     words = f"{', '.join(names)} and {last}"
+    if all(one.startswith(OF_PROJECTIONS) for one in (*names, last)):  # "the projected queries and keys"
+        words = OF_PROJECTIONS + words.replace(OF_PROJECTIONS, "")
     steps = {name: step for bug in bugs for name, step in bug.forward.items()}
     first = min((bug.stage for bug in bugs), key=STAGES.index)
     sentence = ARE.format(f"{words[0].upper()}{words[1:]}", change.words)
@@ -180,7 +185,7 @@ PLACES: Mapping[str, Place] = {
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("projected_values", "the projected values", _BY_NEW_KEY),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
-        Place("scores", "scores with the additive bias", SCORED, gauge=-1),
+        Place("scores", "scores and their additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias as they are added", SCORED, "scores", _bias, _with_bias, -1),
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
         Place("softcap", "the softcap", _ONE, "capped", *_number("softcap", lambda config: config.softcap), says=IS),
@@ -206,7 +211,7 @@ PLACES: Mapping[str, Place] = {
         *(
             Place(
                 f"{name}.bias",
-                f"the numbers of {name}.bias as used",
+                f"the numbers of {name}.bias",
                 ("output channel",),
                 step,
                 *_parameter(f"{name}.bias"),

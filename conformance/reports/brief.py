@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mha_core.errors import fitted, wrapped
+from mha_core.errors import fitted, listed, wrapped
 
 ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
 READINGS = 2  # most readings of one fault that are said, and most of which the ids are
@@ -125,14 +125,20 @@ class Brief:
                 shorter = replace(shorter, causes=tuple(changed))
                 fewer = [wrapped(line, width, "  ") for line in shorter.lines]
                 blocks = fewer if sum(map(len, fewer)) <= room else blocks
-        left = f"... and {{}} more: add {'--details' if head else '-v'}"
-        causes = fitted(blocks, room, left)
+        flag = "--details" if head else "-v"
+        causes = fitted(blocks, room, lambda count: self._left_out(count, flag, width))
         fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most
         rows += [*causes, *symbols * fits, *sure]
         for line in (*self.seen, *(self.more if head else ())):
             added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
             rows += added if len(rows) + len(added) <= most or not self.causes else []
         return rows
+
+    def _left_out(self, count: int, flag: str, width: int) -> str:
+        """Return the row about the last causes, which are left out, with their ids where these fit."""
+        ids = listed([" or ".join(one.bugs) for one in self.causes[-count:] if one.bugs], READINGS)
+        rows = [f"... and {count} more{some}: add {flag}" for some in (f" ({ids})" * bool(ids), "")]
+        return next((row for row in rows if len(row) <= width), rows[-1])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the Brief as a dict of JSON values."""

@@ -26,6 +26,7 @@ from conformance.subjects.answers import (
     kind_of,
     place,
     place_now,
+    place_of_write,
     shapes_of,
     words,
 )
@@ -186,7 +187,8 @@ class Session:
             if names
         ]
         if written:
-            raise SubjectFailed("; ".join(written))
+            at = "" if keep else self._done([partial(_place_of_write, layer, turn.problems[0])])[0]
+            raise SubjectFailed("; ".join(written) + at)
         answers = [(answer, layer, shapes) for returned, shapes, _ in done for answer in returned]
         if turn.spoil:
             for answer in answers:
@@ -266,6 +268,14 @@ def _names_said(weights: Weights) -> Iterator[None]:
             raise
         names = listed(sorted(weights, key=lambda name: name.endswith(".bias")), 4)
         raise SubjectFailed(f"{one_line(error)}{place(error)}; the weights are {names}") from error
+
+
+def _place_of_write(layer: _Layer, problem: Problem) -> str:
+    """The place where a prepared layer writes into the inputs of a problem, or into its weights."""
+    handout = Handout(input_arrays(problem.inputs))
+    inputs, run = with_arrays(problem.inputs, handout.copies), layer.run
+    arrays = [*handout.copies.values(), *layer.weights.copies.values()]
+    return "" if run is None else place_of_write(partial(run, inputs), arrays)
 
 
 def _spoil(trace: Trace) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -41,6 +42,19 @@ class Handout:
                 self.copies[name] = copy_in_layout(array)
         self.copies = {name: self.copies[name] for name in originals}
         self.originals = originals
+
+
+@contextmanager
+def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
+    """A context in which these arrays can't be written into: NumPy raises at the line that tries to."""
+    writable = [array for array in arrays if array.flags.writeable]
+    for array in writable:
+        array.flags.writeable = False
+    try:
+        yield
+    finally:
+        for array in writable:
+            array.flags.writeable = True
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
 from mha_core.errors import install_command, one_line, shown
-from mha_core.files.tensorfile import check_name, looks_like
+from mha_core.files.tensorfile import EMPTY, TEXT, check_name, looks_like
 
 Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""
@@ -161,4 +161,6 @@ def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
     why = error if isinstance(error, str) else one_line(error)
     if isinstance(error, BadZipFile) and looks.startswith("zip") and not is_zipfile(path):  # which looks for its end
         why, hint = f"it is cut off, at {path.stat().st_size:,} bytes: write, copy or download it again", ""
+    elif looks in (EMPTY, TEXT):  # of which no library says more
+        why, hint = f"it looks like {looks}", ""
     return SpecError(f"{path} is not a whole {form} file: {why}{hint}")

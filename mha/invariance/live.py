@@ -71,7 +71,7 @@ class Live:
         if self.hooks is None and not callable(model):
             raise SpecError(
                 "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked: name one, or a function that "
-                f"returns one. Got {kind_of(model)}."
+                f"returns one. Got an object of type {kind_of(model).removeprefix('builtins.')}."
             )
         self.native: Any = None if self.hooks is None else self.hooks.modules
         self.linen = hasattr(self.asked, "scope") and self.native is not None

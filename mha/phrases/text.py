@@ -19,15 +19,25 @@ ARRAYS = (
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """Return the concepts of these names; all concepts if no name is given.
+    """Return the concepts with these names, or with these words in their headings; all concepts if none is given.
 
     Raises:
         SpecError: there is no such concept.
+
+    >>> concepts_of(["padding"]), concepts_of(["Averaged over the heads"])
+    (['padding'], ['mean'])
+    >>> concepts_of(["mask"])
+    ['allowed', 'added']
     """
+    found: set[str] = set()
     for name in asked:
-        if name not in CONCEPTS:
-            raise SpecError(f"--about {name!r} is no concept (there are: {', '.join(CONCEPTS)})")
-    return [name for name in CONCEPTS if name in asked or not asked]
+        words = name.lower()
+        named = {words} & CONCEPTS.keys() or {one for one, heading in CONCEPTS.items() if words in heading.lower()}
+        if not named:
+            headings = ", ".join(f"{one} ({heading})" for one, heading in CONCEPTS.items())
+            raise SpecError(f"--about {name!r} is no concept (there are: {headings})")
+        found |= named
+    return [name for name in CONCEPTS if name in found or not asked]
 
 
 def lines_of(native: Native, concept: str) -> list[str]:

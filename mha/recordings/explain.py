@@ -17,7 +17,10 @@ from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.hypotheses import Hypothesis
-from conformance.judging.expected import expected
+from conformance.judging.expected import Expected, expected
+from conformance.kinds.change import Setting
+from conformance.measure.readings import factors, fills, sums_of
+from conformance.measure.search import Located
 from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
@@ -84,7 +87,10 @@ def _searched(
         found = search(bugs=bugs)
         if found.failing and _fewest(found) > 1 and any(map(_has_padding, problems)):
             second = search(bugs=[_with_padding(bug) for bug in bugs])
-            return second if _fewest(second) < _fewest(found) else found
+            found = second if _fewest(second) < _fewest(found) else found
+        if found.failing and not (found.explanations or found.partly or found.first_step):
+            read = (_read(expected(case, Precision.of(dtype)), dtype) for case in cases if case.id in found.failing)
+            return replace(found, located=next(filter(None, read), None))
         return found
 
     found = diagnosed(recording)
@@ -100,6 +106,33 @@ def _searched(
         if second.explanations and min(len(one.bugs) for one in second.explanations) < min(map(len, each)):
             return second, True
     return found, False
+
+
+def _read(wanted: Expected, dtype: str) -> Located | None:
+    """The first wrong step of a recorded output, by heads read through out_proj and weights read through values.
+
+    The result is None if the arrays do not tell the heads, or these say nothing.
+    """
+    problem, right = wanted.problem, wanted.trace.arrays()
+    config, weights, sizes, output = problem.config, problem.weights, problem.sizes, problem.recorded.get("output")
+    if output is None or not config.projections or sizes.past_len or output.shape != right["output"].shape:
+        return None
+    matrix, near = weights["out_proj.weight"].T, 1e-8 if dtype == "float64" else 1e-3
+    whole = output - weights.get("out_proj.bias", 0.0)
+    read = whole @ np.linalg.pinv(matrix)
+    if matrix.shape[0] > matrix.shape[1] or (np.abs(read @ matrix - whole) > near * np.abs(whole).max()).any():
+        return None
+    heads = read.reshape(*read.shape[:2], config.num_heads, -1).swapaxes(1, 2)
+    values = problem.inputs.values @ weights["v_proj.weight"].T + weights.get("v_proj.bias", 0.0)
+    values = values.reshape(*values.shape[:2], config.num_kv_heads, -1).swapaxes(1, 2)
+    shares = heads @ np.linalg.pinv(np.repeat(values, config.num_heads // config.num_kv_heads, axis=1))
+    allowed = np.broadcast_to(problem.allowed(), shares.shape)
+    said, stage = [*factors(heads, right["heads"], near)], "heads"
+    if not said and sizes.key_len <= config.value_head_dim:
+        filled = fills([(shares, np.where(allowed, right["scores"], 0.0), allowed, Setting.of(problem))], near)
+        said, stage = [*sums_of(shares, allowed, near), *(bug.sentence for bug in filled)][:1], "weights"
+    lines = tuple(f"  {one.format('read back through out_proj')}" for one in said)
+    return Located(stage, problem, lines) if lines else None
 
 
 def _fewest(found: Diagnosis) -> float:

@@ -30,6 +30,10 @@ OBJECT_IMPORTS = (
     "from mha_core.subject import WIDTHS, Capabilities"
 )
 
+CLASS_IMPORT = "from mha.learn.running.classes import ClassSubject"
+OF_CLASSES = {"jax": "\nfrom flax import linen as nn", "mxnet": "\nfrom mxnet import gluon"}
+"""Framework -> what a class imports beside what every exercise does."""
+
 
 @cache
 def _environment() -> jinja2.Environment:
@@ -77,7 +81,10 @@ def heading(exercise: Exercise) -> str:
         return CATCH_IMPORTS
     if isinstance(exercise, LayerExercise) and exercise.has_state:
         return OBJECT_IMPORTS
-    return DIALECTS[exercise.dialect].heading
+    imports = DIALECTS[exercise.dialect].heading
+    if isinstance(exercise, LayerExercise) and exercise.dialect != NUMPY:
+        return f"{imports}{OF_CLASSES.get(exercise.dialect, '')}\n\n{CLASS_IMPORT}"
+    return imports
 
 
 def code_of(exercise: Exercise) -> str:
@@ -167,5 +174,6 @@ def in_folder(exercise: Exercise, folder: Path) -> Exercise:
     """
     if not (folder / exercise.file).is_file():
         there(folder)
-        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}` writes it")
+        into = "" if exercise.dialect == NUMPY else f" --framework {exercise.dialect}"
+        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}{into}` writes it")
     return exercise
