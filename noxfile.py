@@ -4,6 +4,8 @@ An older release is judged by the cases that show every entry of the tables of d
 `nox -s "older(jax 0.8)" -- -c prime`.
 """
 
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "uv"
@@ -40,6 +42,9 @@ OLDER = {
     "torch 2.11": ("torch", "torch==2.11.*"),
 }
 
+PYTHONS = ("3.11", "3.12", "3.13")
+"""On which a release is installed and tried."""
+
 NATIVE = nox.project.load_toml("pyproject.toml")["project"]["entry-points"]["mha.subjects"]
 
 
@@ -75,3 +80,31 @@ def older(session: nox.Session, release: tuple[str, ...]) -> None:
     native = {layer for layer in NATIVE.values() if layer.startswith(f"backends.{backend}.")}
     layers = [text for layer in sorted(native) for text in ("-s", layer)]
     session.run("mha", "check", "-b", backend, *layers, "--no-diagnosis", *cases)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """The two files of a release in dist/, checked and tried on each Python, and a tag. Nothing is uploaded or pushed.
+
+    `nox -s release -- --no-tag` makes no tag. Interpreters can follow, where PATH has no python3.11, 3.12 and 3.13.
+    CHANGELOG.md must have the version, with its date.
+    """
+    pythons = [word for word in session.posargs if word != "--no-tag"] or PYTHONS
+    version = nox.project.load_toml("pyproject.toml")["project"]["version"]
+    tag = f"v{version}"
+    if "--no-tag" not in session.posargs:
+        if session.run("git", "status", "--porcelain", external=True, silent=True):
+            session.error("there are changes that are not committed: a tag would not have them")
+        if session.run("git", "tag", "--list", tag, external=True, silent=True):
+            session.error(f"the tag {tag} is there already: give pyproject.toml another version")
+        if f"## {version}, 2" not in Path("CHANGELOG.md").read_text():
+            session.error(f"CHANGELOG.md must have the version with its date: ## {version}, YYYY-MM-DD")
+    session.install("build", "setuptools>=77", "twine>=6", "check-wheel-contents>=0.6", "pytest", "pytest-timeout")
+    session.run("python", "-m", "build", "--outdir", f"dist/{version}")
+    files = sorted(str(path) for path in Path("dist", version).iterdir())
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", files[0])
+    session.run("python", "tests/release/trial.py", files[0], *pythons)
+    if "--no-tag" not in session.posargs:
+        session.run("git", "tag", "-a", tag, "-m", f"mha-parity {version}", external=True)
+        session.log(f"{tag} is tagged here; `git push origin {tag}` and the upload of dist/{version} are yours to do")

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mha.learn.exercise import NUMPY
-from mha.learn.exercises import all_exercises
-from mha.learn.handout.folder import answered
-from mha.learn.running.dialects import DIALECTS
+from mha_parity.learn.exercise import NUMPY
+from mha_parity.learn.exercises import all_exercises
+from mha_parity.learn.handout.folder import answered
+from mha_parity.learn.running.dialects import DIALECTS
 
 
 def main() -> None:

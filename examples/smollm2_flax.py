@@ -3,9 +3,9 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from mha_parity.port.model import load_trained
 
-import mha
-from mha.port.model import load_trained
+import mha_parity as mha
 
 TEXTS = ("The capital of France is", "Once upon a time, a small robot")
 HEADS, GROUPS, SIZE, WIDTH, INNER, WORDS = 9, 3, 64, 576, 1536, 49152

@@ -5,10 +5,9 @@ forward and backward.
 """
 
 import torch
+from mha_parity.core.call.masks import allowed_keys
+from mha_parity.core.subject import WIDTHS, Capabilities
 from torch import nn
-
-from mha_core.call.masks import allowed_keys
-from mha_core.subject import WIDTHS, Capabilities
 
 
 class Attention(nn.Module):

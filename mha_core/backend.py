@@ -20,7 +20,6 @@ from mha_core.dtypes import check_dtype
 from mha_core.errors import BackendError, BackendNotInstalled, install_command, meant
 from mha_core.files.declared import declared
 from mha_core.files.kept import kept_folder, trim
-from mha_core.files.shadow import OURS, foreign_file
 from mha_core.stages import Trace
 from mha_core.weights import Weights, rounded_weights
 
@@ -217,12 +216,6 @@ def load(name: str) -> Backend:
     except BackendError:
         raise
     except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if package in OURS and (file := foreign_file(package)) is not None:
-            raise BackendError(
-                f"backend {name!r} is in the package {package!r}, but the one that Python finds is {file}, "
-                "not that of mha-parity; rename yours, or run from a folder where it is not found first"
-            ) from error
         raise BackendNotInstalled(
             f"backend {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {install_line(name)}"

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from mha_parity.script import hidden
+
 MARKER = "mha"
 """Every test made here has it: `-m mha` leaves the others out, `-m "not mha"` these."""
 
@@ -84,10 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{given[0]} needs --mha-subject")
         return
 
-    from mha_core.files.shadow import shadows
-
-    if lines := shadows(("mha_core", "conformance")):
-        raise pytest.UsageError(*(f"--mha-subject: {line}" for line in lines))
+    if line := hidden():
+        raise pytest.UsageError(f"--mha-subject: {line}")
     from conformance.plugin import register
 
     register(config, specs, MARKER)

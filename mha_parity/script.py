@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import mha_parity
 
 
 def run() -> None:
@@ -10,14 +14,27 @@ def run() -> None:
     try:
         from mha.cli.main import run as run_command
     except ImportError:
-        from mha_core.files.shadow import shadows
-
-        lines = shadows()
-        if not lines:
+        line = hidden()
+        if not line:
             raise
-        print("\n".join(f"Error: {line}" for line in lines), file=sys.stderr)
+        print(f"Error: {line}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(2)
     run_command()
+
+
+def hidden() -> str:
+    """Return in words which package hides one of a clone's that has its name; "" if none does, as ever in a wheel."""
+    home = Path(__file__).resolve().parents[1]
+    for top in getattr(mha_parity, "PLACES", ()):
+        spec = find_spec(top)
+        found = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+        places = [Path(place).resolve() for place in found if place]
+        if places and not any(place.parent == home for place in places):
+            return (
+                f"the package {top!r} that Python finds is {places[-1]}, not that of the clone {home}: rename yours, "
+                "or install mha-parity as a wheel (`pip install FOLDER`), which has no package of that name"
+            )
+    return ""

@@ -29,6 +29,8 @@ import flax
 import jax
 import numpy as np
 
+import backends
+import mha_core
 from mha_core.files.kept import Kept, folder_for, machine
 from mha_core.files.source import installed_stamp, source_hash
 
@@ -43,7 +45,7 @@ SETTINGS = ("JAX_", "XLA_", "PJRT_", "FLAX_", "NPROC", "TF_XLA_FLAGS")
 
 def _code() -> str | None:
     try:
-        return source_hash("mha_core", "backends")
+        return source_hash(mha_core, backends)
     except OSError:
         return None
 

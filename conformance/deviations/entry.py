@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -50,22 +51,27 @@ class Deviation:
     def layer(self) -> str:
         """Return the subject in readable form, such as "torch SDPA"; `subject` itself if it is not in `backends`.
 
+        >>> from dataclasses import replace
         >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPASubject", "", "", "", "", ())
         >>> entry.layer, entry.frameworks
         ('torch SDPA', ('torch',))
+        >>> replace(entry, subject="mha_parity.backends.tf.native.subjects:GroupQuery").layer  # as in a wheel
+        'tf GroupQuery'
         """
-        module, _, name = self.subject.partition(":")
-        parts = module.split(".")
-        return (
-            f"{parts[1]} {name.removesuffix('Subject')}" if parts[0] == "backends" and len(parts) > 2 else self.subject
-        )
+        name = self.subject.partition(":")[2].removesuffix("Subject")
+        return f"{own} {name}" if (own := self._backend) else self.subject
 
     @property
     def frameworks(self) -> tuple[str, ...]:
         """Return the names by which a user can select the deviation, such as "torch": its backend and its packages."""
-        parts = self.subject.split(".")
-        own = (parts[1],) if parts[0] == "backends" and len(parts) > 2 else ()
+        own = filter(None, [self._backend])
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))
+
+    @property
+    def _backend(self) -> str:
+        """The backend in whose package the layer stands; "" for any other."""
+        found = re.match(r"(?:mha_parity\.)?backends\.(\w+)\.\w", self.subject)
+        return found[1] if found else ""
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -21,7 +22,6 @@ from conformance.deviations.table import check_ids, read
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from mha_core import SpecError
-from mha_core.files.shadow import OURS, foreign_file
 
 ENTRY_POINT_GROUP = "mha.deviations"
 """Entry points of this group name packages with a `deviations.toml` in their folder."""
@@ -74,24 +74,28 @@ def load(path: Path | None = None) -> Deviations:
 def tables() -> list[Path]:
     """Return the files of all installed tables, in the order of their entry points. No package is imported.
 
-    A table of this project is left out if a user's package of the same name hides the package whose layers it lists.
-
     Raises:
         SpecError: an entry point names a package that is not there, or one without a table.
     """
     found = []
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP)):
-        top, *inner = point.module.split(".")
-        if top in OURS and foreign_file(top) is not None:
-            continue
-        spec = find_spec(top)  # of the inner packages it would import the outer ones, and so a framework
-        folders = [] if spec is None else spec.submodule_search_locations or []
-        paths = [path for folder in folders if (path := Path(folder, *inner, "deviations.toml")).is_file()]
-        if not paths:
+        names = point.module.split(".")
+        # Of inner packages `find_spec` imports the outer ones, and so a framework, but not in the first two.
+        paths = (
+            place
+            for depth in (1, 2)
+            if (spec := find_spec(".".join(names[:depth]))) is not None
+            for folder in spec.submodule_search_locations or []
+            if (place := Path(folder, *names[depth:], "deviations.toml")).is_file()
+        )
+        path = None
+        with suppress(ModuleNotFoundError):  # the package around it is somebody else's, of the same name
+            path = next(paths, None)
+        if path is None:
             raise SpecError(
                 f"the package {point.module!r}, an entry point of {ENTRY_POINT_GROUP!r}, has no deviations.toml"
             )
-        found.append(paths[0])
+        found.append(path)
     return found
 
 

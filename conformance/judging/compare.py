@@ -77,9 +77,7 @@ def compare(
             # The same bits are right whatever is allowed: what is allowed need not be computed.
             same = same_bits({name: array}, {name: wanted})
             ratios[name], mismatch = (
-                (0.0, None)
-                if same
-                else _check_values(name, array, wanted, allowed[name], _counted(name, wanted, where))
+                (0.0, None) if same else check_values(name, array, wanted, allowed[name], _counted(name, wanted, where))
             )
         if mismatch is not None:
             mismatches.append(mismatch)
@@ -103,7 +101,7 @@ def is_allowed(
         error, near = error[where], near[where]
     if np.isfinite(error).all():
         return bool(near.all())
-    return _check_values(name, array, expected, allowed[name], _counted(name, expected, where))[1] is None
+    return check_values(name, array, expected, allowed[name], _counted(name, expected, where))[1] is None
 
 
 def _counted(name: str, array: NDArray, where: NDArray) -> NDArray[np.bool_]:
@@ -158,10 +156,10 @@ def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     return f": merge the heads, {turn}reshape(B, Lq, H * d), before the output projection"
 
 
-def _check_values(
+def check_values(
     name: str, array: NDArray, wanted: NDArray, allowed: NDArray, counts: NDArray
 ) -> tuple[float, Mismatch | None]:
-    """The worst error / allowed error, and the Mismatch if it is over 1."""
+    """Return the worst error / allowed error where it counts, and the Mismatch if it is over 1."""
     if not counts.any():
         return 0.0, None
     found = worst(array, wanted, allowed, counts)

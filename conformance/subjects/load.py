@@ -8,7 +8,6 @@ dtype)` finds either. docs/subjects.md has the whole rule.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import os
 import shlex
@@ -39,7 +38,7 @@ from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
 from mha_core.errors import install_command, listed, meant, one_line, shown
 from mha_core.files.mistaken import spec_meant
-from mha_core.files.shadow import HOME, OURS, hidden
+from mha_core.files.shadow import hidden
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
 
@@ -254,7 +253,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
     try:
-        found = _imported(module_name)
+        found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         if hiding := hidden(error, ["numpy", *EXTRAS]):
             said = f"importing {module_name} raised {one_line(error)}{place(error)}"
@@ -265,12 +264,6 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
             raise SpecError(
                 f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages"
                 f"{meant(missing, files) or advice}"
-            ) from error
-        if missing and missing.split(".")[0] in OURS:
-            package = missing.split(".")[0]
-            raise SpecError(
-                f"{where}: importing {module_name} found no module {missing!r}: here {package!r} is the package "
-                f"of mha-parity in {HOME}. Give yours another name{place(error)}."
             ) from error
         extra = EXTRAS.get((missing or "").split(".")[0])
         other = f"; install it for {sys.executable}, or give the interpreter that has it" if missing else ""
@@ -298,33 +291,6 @@ def _made_in(thing: Any) -> list[str]:
         and (module is None or getattr(value, "__module__", module) == module)
     ]
     return sorted(own, key=lambda name: not callable(getattr(thing, name, None)))
-
-
-def _imported(module_name: str) -> Any:
-    """Import a module; one in the current folder comes first, even if a package of this project has its name.
-
-    It is then imported under another name, because ours is in use.
-    """
-    first, *rest = module_name.split(".")
-    here = Path.cwd().joinpath(first, *rest)
-    own = [file for file in (here.with_name(f"{here.name}.py"), here / "__init__.py") if file.is_file()]
-    if first not in OURS or not own or Path.cwd() == HOME:
-        return importlib.import_module(module_name)
-    alias = f"_own_{first}"
-    top = Path.cwd() / first
-    file = top / "__init__.py" if rest and (top / "__init__.py").is_file() else own[0]
-    locations = [str(top)] if rest or file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(alias, file, submodule_search_locations=locations)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[alias] = module
-    try:
-        spec.loader.exec_module(module)
-        return importlib.import_module(".".join([alias, *rest])) if rest else module
-    except BaseException:
-        sys.modules.pop(alias, None)
-        raise
 
 
 def _make(where: str, named: Any, name: str, dtype: str) -> Any:

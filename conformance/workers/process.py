@@ -88,6 +88,8 @@ class WorkerProcess:
         self.interpreter = interpreter
         self._silence = home.time_limit + GRACE_SECONDS
         self._deadline: float | None = None
+        if sys.platform == "win32":
+            raise CannotStart("the processes of frameworks and subjects need Linux or macOS; on Windows, use WSL")
         ours, theirs = socket.socketpair()
         path = [entry or os.getcwd() for entry in sys.path] if same_program(interpreter) else []
         self._channel = Channel(ours, self._check_time)

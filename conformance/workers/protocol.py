@@ -21,6 +21,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
+import conformance
+import mha_core
 from conformance.workers.interpreters import Home
 from mha_core.errors import BackendError, shown
 from mha_core.files.source import source_hash
@@ -229,4 +231,4 @@ def project_version() -> str:
 @cache
 def code_hash() -> str:
     """Return a hash of the files of this project that both sides must have in common."""
-    return source_hash("mha_core", "conformance")
+    return source_hash(mha_core, conformance)

@@ -14,6 +14,8 @@ import time
 from functools import cache
 from typing import Any, TextIO
 
+import conformance
+import mha_core
 from conformance.subjects.in_time import abandoned_threads
 from conformance.workers.answering import LOOKS, answered
 from conformance.workers.described import use_line
@@ -155,7 +157,7 @@ def plain(error: BaseException) -> Any:
     >>> plain(KeyError("a"))
     ErrorElsewhere("KeyError: 'a'")
     """
-    if type(error).__module__.partition(".")[0] in ("mha_core", "conformance"):
+    if type(error).__module__.startswith((f"{mha_core.__name__}.", f"{conformance.__name__}.")):
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:

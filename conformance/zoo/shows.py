@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from numpy.typing import NDArray
 
@@ -15,6 +16,9 @@ from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
 from mha_core.stages import GRADIENT
 
+_pipelines = lru_cache(maxsize=1024)(pipelines)
+"""The pipelines of one bug, which are the same in every problem."""
+
 
 @dataclass(frozen=True, eq=False)
 class Shows:
@@ -25,6 +29,9 @@ class Shows:
         dtype: the dtype in which the layer computes.
         seen: the names of the stages that the layer returns, in their order.
         right, reads: the reference's run, and step -> names of the arrays that it read.
+
+    Attributes:
+        inert: the bugs that were looked at and change no stage.
     """
 
     wanted: Expected
@@ -32,6 +39,7 @@ class Shows:
     seen: Sequence[str]
     right: State
     reads: Reads
+    inert: set[Bug] = field(default_factory=set)
 
     @classmethod
     def of(cls, wanted: Expected, dtype: str, seen: Sequence[str] = STAGES) -> Shows:
@@ -41,7 +49,7 @@ class Shows:
 
     def forward(self, bug: Bug) -> tuple[State, bool]:
         """Return the forward run with a bug, and whether any array differs. DoesNotApply where it can't be made."""
-        return rerun(self.right, pipelines(bug)[0], bug.forward, reads=self.reads)
+        return rerun(self.right, _pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
         """Return the first stage of `seen` that, rounded to the dtype, exceeds its allowed error; None if none does."""
@@ -53,10 +61,12 @@ class Shows:
         Raises DoesNotApply where the bug can't be made.
         """
         state, changed = self.forward(bug)
+        if not changed:
+            self.inert.add(bug)
         stage = self.first_stage(state) if changed else None
         if stage is not None or self.right.inputs.cotangent is None:
             return stage
-        backward = pipelines(bug)[1]
+        backward = _pipelines(bug)[1]
         state, changed = rerun(state, backward, bug.backward, changed=changed, since=self.right, reads=self.reads)
         return GRADIENTS if changed and self._gradients_differ(state) else None
 

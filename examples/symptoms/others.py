@@ -6,7 +6,7 @@ import torch
 from models import original
 from torch import nn
 
-import mha
+import mha_parity as mha
 
 
 class Detached(type(original)):

@@ -4,7 +4,7 @@ import torch
 from models import original
 from torch import nn
 
-import mha
+import mha_parity as mha
 
 theirs = original.attention
 packed = nn.MultiheadAttention(12, 3, batch_first=True).eval()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import mha
+import mha_parity as mha
 
 
 class Block(nn.Module):

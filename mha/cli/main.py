@@ -26,6 +26,7 @@ from mha.cli.suite.cache import cache
 from mha.cli.suite.check import check
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
+from mha.cli.suite.vectors import vectors
 
 GONE = {
     "bench": "`python -m benchmarks` in a clone",
@@ -68,7 +69,7 @@ ELSEWHERE = {
 
 
 GROUPS = {
-    "Check a layer": (check, invariants, diagnose, bugs, backends, deviations),
+    "Check a layer": (check, invariants, diagnose, vectors, bugs, backends, deviations),
     "Port a model": (convert, port, where, replay, audit, phrase),
     "Learn and look": (learn, view),
     "Housekeeping": (cache,),
@@ -114,7 +115,7 @@ for command in chain.from_iterable(GROUPS.values()):
 
 def run() -> None:
     """The entry point of the installed script `mha`."""
-    if sys.argv[1:2] in (["check"], ["diagnose"]) and "--twice" not in sys.argv:
+    if sys.argv[1:2] in (["check"], ["diagnose"], ["vectors"]) and "--twice" not in sys.argv:
         # A diagnosis multiplies small matrices: threads would spend twice the time, waiting for each other. And the
         # answers that workers have kept are those of one thread.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -88,7 +88,7 @@ class Live:
         """Return the name of the model's framework: torch, keras, flax or mxnet; numpy for a function."""
         if self.hooks is None:
             return "torch" if self.tensors else "numpy"
-        home = self.hooks.__name__.split(".")[1]
+        home = self.hooks.__name__.removeprefix("mha_parity.").split(".")[1]
         return {"tf": "keras", "jax": "flax"}.get(home, home)
 
     @cached_property

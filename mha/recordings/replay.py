@@ -52,11 +52,11 @@ class RecordedSubject:
     def _known(self) -> dict[bytes, Mapping[str, NDArray]]:
         """Digest of each recorded problem -> the recorded outputs by stage."""
         rounded = (problem.rounded(self.dtype) for problem in self.recording.problems)
-        return {_digest(one.config, one.weights, one.inputs): one.recorded for one in rounded}
+        return {call_digest(one.config, one.weights, one.inputs): one.recorded for one in rounded}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         def run(inputs: AttentionInputs) -> Trace:
-            given = self._known.get(_digest(config, weights, inputs))
+            given = self._known.get(call_digest(config, weights, inputs))
             if given is None:
                 raise CannotExpress("it was not recorded")
             return as_trace(given, weights)
@@ -64,8 +64,8 @@ class RecordedSubject:
         return run
 
 
-def _digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
-    """A hash of config, weights and inputs, without the cotangent: recordings have no gradients."""
+def call_digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
+    """Return a hash of config, weights and inputs, without the cotangent: recordings have no gradients."""
     whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
     arrays = {name: array for name, array in input_arrays(inputs).items() if name != "cotangent"}
     for name, value in sorted({**weights, **arrays, **vars(inputs.mask)}.items()):
@@ -249,4 +249,4 @@ def _agreement(case: Case, recording: Recording, kept: _Keeping) -> Agreement:
 def _numbers_of(problem: Problem) -> bytes:
     """A hash of the numbers of a problem, whatever their dtypes."""
     wide = problem.rounded("float64")
-    return _digest(wide.config, wide.weights, wide.inputs)
+    return call_digest(wide.config, wide.weights, wide.inputs)

@@ -1,49 +1,12 @@
-"""Finds packages of other projects that hide one of ours because they have its name."""
+"""Finds files of a user that hide a module of Python or of a package because they have its name."""
 
 from __future__ import annotations
 
 import re
 import sys
 import traceback
-from collections.abc import Collection, Sequence
-from importlib.util import find_spec
+from collections.abc import Collection
 from pathlib import Path
-
-OURS = ("mha_core", "backends", "conformance", "mha", "mha_parity")
-"""This project's top-level packages; some names are so plain that another project may have them too."""
-
-HOME = Path(__file__).resolve().parents[2]
-"""The folder that holds all of them."""
-
-
-def foreign_file(name: str) -> Path | None:
-    """Return the path of a package called `name` (one of OURS) that is not this project's; None if there is none.
-
-    >>> foreign_file("conformance") is None
-    True
-    """
-    module = sys.modules.get(name)
-    try:
-        spec = find_spec(name) if module is None else module.__spec__
-    except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    places = list(spec.submodule_search_locations or ()) or ([spec.origin] if spec.origin else [])
-    found = [Path(place).resolve() for place in places]
-    if not found or any(place.parent == HOME for place in found):
-        return None
-    return found[0] if spec.origin is None else Path(spec.origin)
-
-
-def shadows(names: Sequence[str] = OURS) -> list[str]:
-    """Return a line for each package of this project that a foreign package of the same name hides."""
-    return [
-        f"the package {name!r} that Python finds is {file}, not that of mha-parity in {HOME}; "
-        "rename yours, or run from a folder where it is not found first"
-        for name in names
-        if (file := foreign_file(name)) is not None
-    ]
 
 
 def hidden(error: BaseException, packages: Collection[str] = ()) -> list[str]:

@@ -7,22 +7,24 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
-from mha_core.files.shadow import HOME
 
-
-def source_hash(*packages: str) -> str:
-    """Return a hash of the contents of all Python files in these packages of this project.
+def source_hash(*packages: ModuleType) -> str:
+    """Return a hash of the contents of all Python files in these packages, which are folders.
 
     Raises OSError if one can't be read.
 
-    >>> source_hash("mha_core") == source_hash("mha_core")
+    >>> import mha_core
+    >>> source_hash(mha_core) == source_hash(mha_core)
     True
     """
     digest = hashlib.sha256()
     for package in packages:
-        for path in sorted(Path(HOME, package).rglob("*.py")):
-            digest.update(f"{path.relative_to(HOME).as_posix()}\0{path.stat().st_size}\0".encode())
+        (folder,) = map(Path, package.__path__)
+        for path in sorted(folder.rglob("*.py")):
+            name = f"{package.__name__}/{path.relative_to(folder).as_posix()}"
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -4,18 +4,18 @@ The model is sentence-transformers/all-MiniLM-L6-v2 (Apache License 2.0, see LIC
 beside this file): BERT with 6 layers, 384 channels and 12 heads. Eight sentences of different lengths
 go through it, padded together, in float64. For its first and its last layer the file holds
 
-    layer0.weights.<name>      float32  q_proj.weight, q_proj.bias, ..., as mha_core.weights names them
-    layer0.hidden_states       float32  (B, L, 384), what the layer attends to: queries, keys and values
-    layer0.recorded.weights    float64  (B, H, L, L), and two more stages, all as the original
-    layer0.recorded.heads      float64  (B, H, L, dv)     modules compute them from the arrays above
-    layer0.recorded.output     float64  (B, L, 384)
+    layer0.weights.<name>      bfloat16 q_proj.weight, q_proj.bias, ..., as mha_core.weights names them
+    layer0.hidden_states       bfloat16 (B, L, 384), what the layer attends to: queries, keys and values
+    layer0.recorded.weights    float64  (B, H, L, L), and the output, both as the original
+    layer0.recorded.output     float64  (B, L, 384)   modules compute them from the arrays above
     layer5. ...
     valid_lens                 int64    (B,)
 
 The recordings are made by transformers' own BertSelfAttention (eager) and the Linear after it, before
-the residual and LayerNorm: nothing here knows how attention works. Their hidden states are rounded to
-float32 first, so that a float32 layer can be given the very same numbers. Positions past a sentence's
-length are padding as keys; as queries they are recorded like any other.
+the residual and LayerNorm: nothing here knows how attention works. The weights of these two layers and their
+hidden states are rounded to bfloat16 first, so that the file is small, and a layer in float32 can be given the very
+same numbers. NumPy has no bfloat16: these arrays are uint16, the upper halves of numbers of float32. Positions past a
+sentence's length are padding as keys; as queries they are recorded like any other.
 
 The metadata holds JSON under config, sentences, tokens, model, licence, versions and description.
 
@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 from safetensors.numpy import save
 
 from mha_core.config import AttentionConfig
@@ -103,16 +102,19 @@ def make(model_dir: Path) -> bytes:
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model = BertModel.from_pretrained(model_dir, local_files_only=True, attn_implementation="eager")
     model = model.eval().double()
+    attentions = {layer: model.encoder.layer[layer].attention for layer in LAYERS}
+    for attention in attentions.values():
+        for parameter in attention.parameters():
+            parameter.data = parameter.data.bfloat16().double()
     batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
     valid_lens = batch["attention_mask"].sum(dim=1).numpy()
 
     arrays: dict[str, NDArray] = {"valid_lens": valid_lens}
     with torch.no_grad():
         calls = record_calls(model, batch)
-        for layer in LAYERS:
-            attention = model.encoder.layer[layer].attention
+        for layer, attention in attentions.items():
             parts = {
-                **{f"weights.{name}": array for name, array in stored_weights(model_dir, layer).items()},
+                **{f"weights.{name}": array for name, array in weights_of(attention).items()},
                 **recordings(attention, *calls[layer]),
             }
             arrays.update({f"layer{layer}.{name}": array for name, array in parts.items()})
@@ -129,25 +131,26 @@ def make(model_dir: Path) -> bytes:
         "licence": "Apache-2.0",
         "versions": {name: version(name) for name in PACKAGES},
         "description": (
-            f"Attention layers {' and '.join(map(str, LAYERS))} of {MODEL}, the hidden states that enter them, "
-            "and the stages weights, heads and output that the original implementation computes in float64. "
-            "Made by conformance/cases/data/make_minilm.py."
+            f"Attention layers {' and '.join(map(str, LAYERS))} of {MODEL}, the hidden states that enter them, both "
+            "rounded to bfloat16, and the stages weights and output that the original implementation computes in "
+            "float64. Made by conformance/cases/data/make_minilm.py."
         ),
     }
     return to_bytes(arrays, metadata)
 
 
-def stored_weights(model_dir: Path, layer: int) -> dict[str, NDArray]:
-    """Return the weights of one attention layer as the checkpoint stores them, under canonical names."""
-    weights = {}
-    with safe_open(model_dir / "model.safetensors", framework="numpy") as checkpoint:
-        for name, original in ORIGINAL_NAMES.items():
-            for part in ("weight", "bias"):
-                array = checkpoint.get_tensor(f"encoder.layer.{layer}.attention.{original}.{part}")
-                if array.dtype != np.float32:
-                    raise SystemExit(f"the checkpoint stores {original}.{part} as {array.dtype}, not float32")
-                weights[f"{name}.{part}"] = array
-    return weights
+def weights_of(attention: Any) -> dict[str, NDArray]:
+    """Return the weights of a BertAttention under canonical names, as `upper_half` has them."""
+    return {
+        f"{name}.{part}": upper_half(attention.get_parameter(f"{original}.{part}").detach())
+        for name, original in ORIGINAL_NAMES.items()
+        for part in ("weight", "bias")
+    }
+
+
+def upper_half(tensor: torch.Tensor) -> NDArray[np.uint16]:
+    """Return numbers of bfloat16 as the upper halves of those of float32."""
+    return (tensor.float().numpy().view(np.uint32) >> 16).astype(np.uint16)
 
 
 Call = tuple["torch.Tensor", dict[str, Any]]
@@ -176,16 +179,13 @@ def record_calls(model: Any, batch: Any) -> dict[int, Call]:
 
 
 def recordings(attention: Any, hidden_states: torch.Tensor, arguments: dict[str, Any]) -> dict[str, NDArray]:
-    """Call a BertAttention's modules again, with `hidden_states` rounded to float32. Return name -> array to record."""
-    rounded = hidden_states.float()
+    """Call a BertAttention's modules again, with `hidden_states` rounded. Return name -> array to record."""
+    rounded = hidden_states.bfloat16()
     context, weights = attention.self(rounded.double(), **arguments)
-    output = attention.output.dense(context)
-    heads = context.unflatten(-1, (attention.self.num_attention_heads, -1)).transpose(1, 2)
     return {
-        "hidden_states": rounded.numpy(),
+        "hidden_states": upper_half(rounded),
         "recorded.weights": weights.numpy(),
-        "recorded.heads": heads.contiguous().numpy(),
-        "recorded.output": output.numpy(),
+        "recorded.output": attention.output.dense(context).numpy(),
     }
 
 

@@ -1,7 +1,7 @@
 """Cases from trained weights: two attention layers of all-MiniLM-L6-v2 on real sentences.
 
-`data/make_minilm.py` makes the file. The hidden states in it are float32 numbers, so the float64
-and the float32 run of a case start from the very inputs that the original implementation had.
+`data/make_minilm.py` makes the file. The weights and hidden states in it are numbers of bfloat16, so the float64
+and the float32 run of a case start from the very arrays that the original implementation had.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from conformance.cases.case import Case
@@ -56,7 +57,7 @@ def _header() -> tuple[AttentionConfig, int, int]:
 def _problem(prefix: str) -> Problem:
     config, _, _ = _header()
     with safe_open(FIXTURE, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
+        arrays = {name: _numbers(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118  # not a dict: it has keys() alone
     hidden = arrays[f"{prefix}.hidden_states"]
     weights = {
         name.removeprefix(f"{prefix}.weights."): array
@@ -70,8 +71,13 @@ def _problem(prefix: str) -> Problem:
         mask=AttentionMask(valid_lens=arrays["valid_lens"]),
         cotangent=np.random.default_rng(0).normal(size=hidden.shape),
     )
-    recorded = {stage: arrays[f"{prefix}.recorded.{stage}"] for stage in ("weights", "heads", "output")}
+    recorded = {stage: arrays[f"{prefix}.recorded.{stage}"] for stage in ("weights", "output")}
     return Problem(config, check_weights(config, weights), inputs, recorded)
+
+
+def _numbers(array: NDArray) -> NDArray:
+    """Return float32 for numbers of bfloat16, which the file has as uint16, their upper halves."""
+    return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
 
 
 CASES = cases()

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from mha_parity.core import AttentionConfig, AttentionInputs, Trace
+from mha_parity.core.call.masks import additive_bias, allowed_keys, padding_keys
+from mha_parity.core.weights import Weights
 from numpy.typing import NDArray
 
-from mha_core import AttentionConfig, AttentionInputs, Trace
-from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
-from mha_core.weights import Weights
 from mha_einsum.parts import Parts
 
 einsum = partial(np.einsum, optimize=True)

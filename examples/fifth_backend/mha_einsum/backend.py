@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from mha_parity.core import AttentionConfig, AttentionInputs, Trace
+from mha_parity.core.backend import Backend, Run
+from mha_parity.core.weights import Weights
 
-from mha_core import AttentionConfig, AttentionInputs, Trace
-from mha_core.backend import Backend, Run
-from mha_core.weights import Weights
 from mha_einsum.attention import attend
 
 

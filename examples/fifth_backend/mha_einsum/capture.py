@@ -1,4 +1,4 @@
-"""Hooks for `mha.capture`: how calls of an EinsumAttention are heard and read (`mha.recordings.capture.Hooks`)."""
+"""Hooks for `mha.capture`: how calls of an EinsumAttention are heard and read; see `Hooks` in `recordings.hooks`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from mha_parity.core.capture import ReadCall, arguments_of, none_found, one_dtype, own_call
 
-from mha_core.capture import ReadCall, arguments_of, none_found, one_dtype, own_call
 from mha_einsum.layer import EinsumAttention
 from mha_einsum.layout import EINSUM
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mha_parity.core import AttentionInputs, AttentionMask
 from numpy.typing import NDArray
 
-from mha_core import AttentionInputs, AttentionMask
 from mha_einsum.attention import attend
 from mha_einsum.layout import EINSUM
 

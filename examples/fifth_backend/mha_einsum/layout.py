@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mha_core.layouts.matrices import MatrixLayout
+from mha_parity.core.layouts.matrices import MatrixLayout
 
 EINSUM = MatrixLayout(
     "einsum",

@@ -1,16 +1,15 @@
-"""The parts of attention between the projections and the scores; the arithmetic is mha_core's NumPy."""
+"""The parts of attention between the projections and the scores; the arithmetic is mha_parity.core's NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
+from mha_parity.core import AttentionConfig, AttentionInputs
+from mha_parity.core.call.arguments import CallSizes
+from mha_parity.core.call.rotary import tables_of_call
+from mha_parity.core.parts.query_key_norm import Normed, norm, norm_back
+from mha_parity.core.parts.rotary import Table, rotate, rotate_back
+from mha_parity.core.weights import Weights
 from numpy.typing import NDArray
-
-from mha_core import AttentionConfig, AttentionInputs
-from mha_core.call.arguments import CallSizes
-from mha_core.call.rotary import tables_of_call
-from mha_core.parts.query_key_norm import Normed, norm, norm_back
-from mha_core.parts.rotary import Table, rotate, rotate_back
-from mha_core.weights import Weights
 
 
 class Parts:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mha_core import AttentionConfig, AttentionInputs, Trace
-from mha_core.backend import Run
-from mha_core.subject import WIDTHS, Capabilities, NativeSubject
-from mha_core.weights import Weights
+from mha_parity.core import AttentionConfig, AttentionInputs, Trace
+from mha_parity.core.backend import Run
+from mha_parity.core.subject import WIDTHS, Capabilities, NativeSubject
+from mha_parity.core.weights import Weights
+
 from mha_einsum.layer import EinsumAttention
 from mha_einsum.layout import EINSUM
 

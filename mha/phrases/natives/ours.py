@@ -9,7 +9,7 @@ from mha.phrases.moving import CANONICAL, NAMES, names
 from mha.phrases.native import Native
 from mha.phrases.said import Calling, Held, Making, both, call_of, with_axes
 
-CONFIG = "from mha_core import AttentionConfig"
+CONFIG = "from mha_parity.core import AttentionConfig"
 """What `from_weights` needs besides."""
 
 
@@ -101,7 +101,11 @@ class OursTorch(Ours):
     id = "ours-torch"
     path = "backends.torch.MultiHeadAttention"
     framework = "torch"
-    imports = ("import torch", "from backends.torch import MultiHeadAttention, from_weights, to_weights", CONFIG)
+    imports = (
+        "import torch",
+        "from mha_parity.backends.torch import MultiHeadAttention, from_weights, to_weights",
+        CONFIG,
+    )
     mean = "weights.mean(dim=1)"
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
@@ -123,7 +127,7 @@ class OursKeras(Ours):
     framework = "tf"
     imports = (
         "import tensorflow as tf",
-        "from backends.tf import MultiHeadAttention, from_weights, to_weights",
+        "from mha_parity.backends.tf import MultiHeadAttention, from_weights, to_weights",
         CONFIG,
     )
     mean = "tf.reduce_mean(weights, axis=1)"
@@ -144,7 +148,7 @@ class OursJax(Ours):
     id = "ours-jax"
     path = "backends.jax.MultiHeadAttention"
     framework = "jax"
-    imports = ("import jax", "from backends.jax import MultiHeadAttention, from_weights, to_weights", CONFIG)
+    imports = ("import jax", "from mha_parity.backends.jax import MultiHeadAttention, from_weights, to_weights", CONFIG)
     holder = "variables"
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
@@ -174,7 +178,11 @@ class OursMxnet(Ours):
     id = "ours-mxnet"
     path = "backends.mxnet.MultiHeadAttention"
     framework = "mxnet"
-    imports = ("from backends.mxnet import MultiHeadAttention, from_weights, to_weights", "import mxnet as mx", CONFIG)
+    imports = (
+        "from mha_parity.backends.mxnet import MultiHeadAttention, from_weights, to_weights",
+        "import mxnet as mx",
+        CONFIG,
+    )
     sign = " * "
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,

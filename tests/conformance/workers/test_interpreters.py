@@ -203,3 +203,11 @@ def test_another_interpreter_runs_a_backend_and_one_that_is_broken_is_left_out(t
     assert len(json.loads(Path("report.json").read_text())["results"]) == 2
     assert Path("starts").read_text() == "started\n"
     assert not {"torch", "tensorflow", "keras", "jax", "flax", "mxnet"} & set(done.stdout.split("MODULES")[1].split())
+
+
+def test_on_windows_no_process_is_started_and_one_line_says_what_to_use(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(
+        CannotStart, match=r"^the processes of frameworks and subjects need Linux or macOS; .* use WSL$"
+    ):
+        WorkerProcess(Home("torch"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+from types import ModuleType
 
 import pytest
 
-from mha_core.files import source
 from mha_core.files.source import installed_stamp, source_hash
 
 
@@ -16,7 +17,6 @@ def package(tmp_path, monkeypatch):
     (folder / "inner").mkdir(parents=True)
     (folder / "__init__.py").write_text("one = 1")
     (folder / "inner" / "two.py").write_text("two = 2")
-    monkeypatch.setattr(source, "HOME", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return folder
 
@@ -31,8 +31,14 @@ CHANGES = {
 }
 
 
+def hash_of(name: str) -> str:
+    package = ModuleType(name)
+    package.__path__ = find_spec(name).submodule_search_locations
+    return source_hash(package)
+
+
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("hashed", [source_hash, installed_stamp])
+@pytest.mark.parametrize("hashed", [hash_of, installed_stamp])
 def test_every_change_is_seen(package, change, hashed):
     before = hashed("made_up_package")
     assert hashed("made_up_package") == before
@@ -41,14 +47,14 @@ def test_every_change_is_seen(package, change, hashed):
 
 
 def test_a_file_that_is_only_written_again_is_the_same_source(package):
-    before = source_hash("made_up_package"), installed_stamp("made_up_package")
+    before = hash_of("made_up_package"), installed_stamp("made_up_package")
     os.utime(package / "__init__.py", (1, 1))
-    assert source_hash("made_up_package") == before[0]
+    assert hash_of("made_up_package") == before[0]
     assert installed_stamp("made_up_package") != before[1]
 
 
 def test_what_is_no_code_does_not_count(package):
-    before = source_hash("made_up_package"), installed_stamp("made_up_package")
+    before = hash_of("made_up_package"), installed_stamp("made_up_package")
     (package / "notes.txt").write_text("notes")
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "two.py").write_text("kept by Python")

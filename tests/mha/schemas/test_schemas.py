@@ -17,6 +17,7 @@ from mha_core import save_weights
 from mha_core.files.writing import jsonable
 from tests.mha.convert.test_convert_recorded import CONFIG, record
 from tests.mha.infer import recorded_layers
+from tests.mha.vectors import answers_of, write_answers
 
 pytestmark = pytest.mark.same_on_newest  # what is written has the same form there
 
@@ -124,6 +125,15 @@ def test_where(tmp_path, monkeypatch):
         with mha.capture(port, "port.safetensors", modules=True, overwrite=True):
             port(torch.randn(4, 6))
         check_form("where", mha.where(model, "port.safetensors").to_dict())
+
+
+def test_vectors(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(main, ["vectors", "--out", "vectors", "--case", "heads-causal-float32"], catch_exceptions=False)
+    for bugs, status in (((), 0), (("scale-missing",), 1)):
+        answers = write_answers(tmp_path / f"answers{status}", answers_of(tmp_path / "vectors", *bugs))
+        found = ends(status, "vectors", "--judge", tmp_path / "vectors", answers)
+        assert found["verdicts"][0]["status"] == ("differs" if status else "equal")
 
 
 def test_port(tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""Test vectors: the cases of the suite as files, and answers of any language judged by them."""
