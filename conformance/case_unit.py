@@ -83,15 +83,15 @@ class _Patience:
 
 @dataclass(frozen=True)
 class CaseUnit(Unit):
-    """A unit of work: cases for one subject. The answer to each case is its Result.
+    """Work for a worker process: cases of the suite for one subject. The answer to each case is its Result.
 
     Args:
-        subject: as this process knows it; see `conformance.workers.described`.
+        subject: the subject, or its stand-in from `conformance.workers.described` if it is in another process.
         cases: ids of the table or of random cases, or whole cases that can be pickled.
-        before: one more case, which is asked first, and again after the first of `cases`; None: no such case.
-        known: the deviations that must be seen.
-        again: how often the subject is asked each case again.
-        series: a name that the units of one run and one subject share, and no others.
+        before: one more case, which is run first, and again after the first of `cases`; None: no such case.
+        known: the listed deviations that these cases must show.
+        again: how often each case is repeated: "in every way", and so on.
+        series: a name for all units of one run and one subject; "" for a unit by itself.
     """
 
     subject: Any
@@ -166,15 +166,15 @@ def run_apart(
 ) -> Iterator[tuple[int, Result]]:
     """Judge every (case, subject) in worker processes; yields (index in `runs`, Result) as they come.
 
-    A subject that answers none of its first LATE cases in time is asked no more on this machine: its other cases fail,
+    If a subject answers none of its first LATE cases in time on this machine, its other cases are not run: they fail,
     and their messages say why.
 
     Args:
-        runs: the pairs (case, subject). The pairs with equal subjects stand together.
+        runs: the pairs (case, subject). Pairs with equal subjects must be neighbours.
         executor, settings: what runs the work, and what worker processes are started with.
-        known: the deviations that must be seen.
+        known: the listed deviations that the cases must show.
         whole: whether cases are sent as objects, because no table has them by their ids.
-        plan: says how often each subject is asked again. Default: in every way.
+        plan: the plan that says how often each case is repeated. Default: in every way.
     """
     units: list[CaseUnit] = []
     numbers: list[list[int]] = []
@@ -226,7 +226,7 @@ def case_by_id(name: str) -> Asked:
 
 @cache
 def shelf() -> Shelf | None:
-    """Return the shelf (a folder) of expected answers that processes share; None if nothing is to be kept on disk."""
+    """Return the cache of expected answers on disk, which processes share; None if MHA_COMPILE_CACHE is "off"."""
     folder = kept_folder()
     if folder is None:
         return None

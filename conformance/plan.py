@@ -35,11 +35,11 @@ FAST_IN_WIDE = frozenset(
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of the questions of one run.
+    """A plan of one run: which cases each subject runs, and how often a right answer is checked by a repetition.
 
     Args:
         subjects: all subjects of the run.
-        everything: whether each is asked every case, in every way.
+        everything: whether each subject runs every case, repeated in every way.
 
     >>> from conformance.cases.table import select_asked
     >>> from conformance.subjects.backend import ReferenceSubject
@@ -52,11 +52,11 @@ class Plan:
     everything: bool = False
 
     def asked(self, subject: Subject, cases: Sequence[Asked]) -> list[Asked]:
-        """Return the cases and sequences, of those given, that the subject is asked."""
+        """Return those of the given cases and sequences that the subject runs."""
         return [case for case in cases if self._asks(subject, case)]
 
     def again(self, subject: Subject) -> Again:
-        """Return how often the subject is asked again after each right answer."""
+        """Return how often a call is repeated after each right answer of the subject."""
         if self.everything:
             return "in every way"
         if subject.dtype != self._main_dtype(subject):
@@ -65,7 +65,7 @@ class Plan:
         return "in one way" if _path(subject) == FAST and self._has_usual(subject) else "in two ways"
 
     def only_with_all(self, cases: Sequence[Asked]) -> list[str]:
-        """Return a line for each group of questions that this run leaves out, and `--all` asks."""
+        """Return a line for each group of cases and repetitions that only a run with `--all` has."""
         if self.everything:
             return []
         found = []

@@ -178,7 +178,7 @@ class CaseItem(pytest.Item):
             raise NotEqual(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        """Return the text of the report for a NotEqual, and pytest's own text for any other exception."""
+        """Return the suite's report for a NotEqual, and pytest's own text for any other exception."""
         if isinstance(excinfo.value, NotEqual):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)

@@ -32,8 +32,8 @@ def run_case(case: Asked, subject: Subject, known: Deviations | None = None) -> 
     """Return the Result of one subject in one case. An exception of the subject becomes a Result.
 
     Args:
-        case, subject: the case, or a sequence of calls, and the subject that is asked.
-        known: the deviations that must be seen. Default: none, so that every difference is an error.
+        case, subject: the case, or a sequence of calls, and the subject that runs it.
+        known: the listed deviations that the case must show. Default: none, so that every difference is an error.
     """
     return CaseRunner(subject, known).run(case)
 
@@ -51,8 +51,8 @@ class _Right:
 class CaseRunner:
     """A judge of one subject, case after case.
 
-    A subject that is right in a case is asked again (see `conformance.judging.repeats`), and once more after the
-    next case: its answer to one problem may not depend on another. `again` says how often.
+    A right answer is checked by repeating the call (see `conformance.judging.repeats`), also after the next case: an
+    answer may not depend on earlier calls. `again` says how often.
     """
 
     def __init__(self, subject: Subject, known: Deviations | None = None, again: Again = "in every way") -> None:
@@ -63,7 +63,7 @@ class CaseRunner:
 
     @property
     def last(self) -> str | None:
-        """Return the id of the case that will be asked again after the next one."""
+        """Return the id of the case that will be repeated after the next one; None if there is none."""
         return None if self._last is None else self._last.case
 
     def run(self, case: Asked) -> Result:
@@ -175,10 +175,10 @@ def run_all(
     *,
     everything: bool = True,
 ) -> Iterator[Result]:
-    """Yield every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
+    """Yield the Result of every case on every subject, subject by subject (see `Plan`), after `progress(result)`.
 
-    The reference runs in this process, so other imported code can spoil it; `conformance.case_unit.run_apart` judges in
-    a process of its own.
+    The reference runs in this process, where other imported code can change NumPy; `conformance.case_unit.run_apart`
+    runs it in a process of its own.
     """
     plan = Plan(subjects, everything=everything)
     for subject in subjects:
@@ -190,7 +190,7 @@ def run_all(
 
 
 def until_interrupted(results: Iterable[Item]) -> tuple[list[Item], bool]:
-    """Return the results up to an interrupt by the user, else all; and whether there was an interrupt."""
+    """Return (all results, False), or after an interrupt by the user (the results so far, True)."""
     finished: list[Item] = []
     try:
         for result in results:

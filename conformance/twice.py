@@ -34,8 +34,8 @@ class Repeated:
 
     Attributes:
         subject, dtype: the subject's name, and its dtype.
-        total: number of stages and gradients of all cases.
-        in_process, fresh: "CASE: ARRAY" of each that differed when run again in one process, and in another process.
+        total: how many arrays (stages and gradients of all cases) were compared.
+        in_process, fresh: "CASE: ARRAY" for each that differed when run again in the same process, or in a new one.
     """
 
     subject: str
@@ -66,9 +66,9 @@ def twice(
     (importing MXNet leaves PyTorch with one), and then other bits come out.
 
     Args:
-        subjects: those of one backend and dtype stand together; they share the two processes.
-        patterns: of the cases' names; () for all.
-        executor, settings: where processes are started from, and which interpreters.
+        subjects: the subjects; those of one backend and dtype are neighbours, and share two processes.
+        patterns: patterns of the cases' ids; () for all.
+        executor, settings: what runs the work, and what worker processes are started with.
 
     Raises:
         SpecError: no case has such a name; or a process can't be started, failed or died.

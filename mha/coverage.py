@@ -32,7 +32,7 @@ class Unread:
     Attributes:
         name: its name in the model.
         kind: its class.
-        why: "unknown", "uncalled" or "unasked".
+        why: "unknown" (no adapter reads its class), "uncalled", or "unasked" (the caller did not choose it).
     """
 
     name: str
@@ -53,7 +53,7 @@ class Coverage:
 
     @property
     def unseen(self) -> tuple[Unread, ...]:
-        """Return the modules that were asked for and not read."""
+        """Return the modules that the caller chose, but that were not read."""
         return tuple(one for one in self.unread if one.why != "unasked")
 
     @property
@@ -73,7 +73,7 @@ class Coverage:
 
     @property
     def not_judged(self) -> str:
-        """Return one line on what a verdict on the read layers leaves open; "" if all layers asked for were read.
+        """Return one line that names the layers that a verdict does not cover; "" if all chosen layers were read.
 
         >>> print(Coverage(("a",), (Unread("c", "mine.MHA", "uncalled"),)).not_judged)
         Not judged: 1 of 2 modules that look like attention: c (never called).
@@ -91,7 +91,7 @@ class Coverage:
         return {"read": list(self.read), "unread": [asdict(one) for one in self.unread]}
 
     def check(self) -> None:
-        """Raise SpecError if a module that was asked for was not read."""
+        """Raise SpecError if a module that the caller chose was not read."""
         if self.unseen:
             raise SpecError(f"{self.line}. Without strict this is said and no error")
 
@@ -118,10 +118,10 @@ class _Met:
 
 
 class Survey:
-    """A collection of every module of a model; it makes the Coverage of them at the end.
+    """A collector of a model's modules, which then makes their Coverage.
 
     Args:
-        parts_of: the framework's function for the parts of a module.
+        parts_of: the framework's function: module -> names of its direct submodules, and ids of all inside it.
     """
 
     def __init__(self, parts_of: PartsOf) -> None:
@@ -129,7 +129,7 @@ class Survey:
         self._met: dict[Any, _Met] = {}
 
     def meet(self, name: str, module: Any, *, known: bool, asked: bool = True) -> None:
-        """Add a module: `known` if an adapter reads its class, `asked` if the caller asked for its name."""
+        """Add a module. `known`: whether an adapter reads its class; `asked`: whether the caller chose its name."""
         parts, within = self._parts_of(module)
         key = name if within is None else id(module)
         if key in self._met:
@@ -145,9 +145,9 @@ class Survey:
                 one.known = known
 
     def read_inside(self, name: str) -> str:
-        """Note that the attention of this name is read, and return the name of the module that counts for it.
+        """Note that the attention function in this module is read, and return the name of the layer it belongs to.
 
-        That is the outermost module around it with projections; without one, the innermost.
+        That is the outermost module around it that has projections; if none has, the innermost module around it.
         """
         around = [
             one for one in self._met.values() if not one.name or re.match(rf"{re.escape(one.name)}([./]|$)", name)
@@ -161,7 +161,7 @@ class Survey:
         return owner.name
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """Return the Coverage if the layers of these names were called; None: all known ones that were asked for."""
+        """Return the Coverage, given the names of the layers that were called. Default: all known and chosen ones."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [
@@ -235,7 +235,7 @@ _ROLES |= {"v": "v", "value": "v", "values": "v", "kv": "kv", "qk": "qk", "qkv":
 
 
 def has_projections(parts: Iterable[str]) -> bool:
-    """Return whether the parts of these names project to queries, keys and values, each alone or packed.
+    """Return whether submodules of these names project to queries, keys and values, separately or packed.
 
     >>> has_projections(["q_proj", "k_proj", "v_proj"]), has_projections(["Wqkv"]), has_projections(["to_q", "to_kv"])
     (True, True, True)
@@ -246,7 +246,7 @@ def has_projections(parts: Iterable[str]) -> bool:
 
 
 def roles_of(part: str) -> set[str]:
-    """Return which of q, k and v a part computes, by its name; none if the name has another word."""
+    """Return which of "q", "k" and "v" a submodule computes, by its name; none if the name has another word in it."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
         return {"q", "k", "v"}
@@ -258,7 +258,7 @@ def roles_of(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Return whether a module's class or name contains attention, or it has heads and at least two parts.
+    """Return whether a module's class or name contains "attention", or it has heads and at least two submodules.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])

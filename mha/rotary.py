@@ -46,7 +46,7 @@ def setting_of(config: Mapping[str, Any]) -> str | None:
 
 
 def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
-    """Return the setting of its config, or the rotary module inside, by which a layer is rotary; None without one."""
+    """Return the name of what makes a layer rotary, a setting of its config or a module inside it; None without one."""
     own = getattr(module, "config", None)
     described = getattr(own, "to_dict", None)
     setting = setting_of(described()) if callable(described) and "transformers" in type(own).__module__ else None

@@ -44,7 +44,7 @@ class Prepared:
 
     Args:
         run: runs the layer.
-        set_weights: gives it other weights of the same config, the way users of its framework do.
+        set_weights: gives the layer other weights of the same config, as users of its framework would.
     """
 
     run: Run
@@ -60,7 +60,7 @@ class SoftmaxKernel:
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.
-        key_block: keys of one block of an online softmax; None where each row is seen whole.
+        key_block: how many keys an online softmax reads at a time; None where it reads each row whole.
     """
 
     exp_ulps: float = 4.0
@@ -126,7 +126,7 @@ class Backend(ABC):
         return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
-        """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.
+        """Use `folder` to store programs that take long to compile, for layers made from now on; None: store none.
 
         A backend that compiles nothing does nothing. This changes no other backend, and no global state: the key of a
         program in the folder is its source, the versions, the flags and the machine. A folder that is damaged or can't
@@ -229,9 +229,9 @@ def load(name: str) -> Backend:
 
 
 def use_compile_cache(backend: Backend) -> None:
-    """Let a backend keep its compiled programs in the user's folder, unless MHA_COMPILE_CACHE is "off".
+    """Let a backend store its compiled programs in the user's cache folder, unless MHA_COMPILE_CACHE is "off".
 
-    Each process of ours calls this once per backend, right after `load`. Importing or loading a backend never calls it.
+    Each process of this project calls this once per backend, right after `load`; neither `load` nor an import does.
     See docs/costs.md.
     """
     folder = kept_folder()

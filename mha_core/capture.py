@@ -30,7 +30,7 @@ class ReadCall(NamedTuple):
     Args:
         config, weights: the layer.
         inputs: its inputs.
-        outputs: what it returned, by stage: `output`, and `weights` if it returned them per head.
+        outputs: stage -> what it returned: `output`, and `weights` if it returned them per head.
         dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
         parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes.
         assumed: in words, the settings that neither the layer states nor its numbers confirm; "" if there are none.
@@ -49,8 +49,8 @@ class Pulled(NamedTuple):
     """The arrays of a module that was run forward and backward, in NumPy.
 
     Args:
-        outputs: its outputs, by place.
-        inputs: the gradients of its inputs, by place.
+        outputs: place -> output. A place is a path in nested containers, such as ("0",) for the first item.
+        inputs: place -> gradient of the input there.
         parameters: name -> gradient of each of its parameters that is not frozen.
     """
 
@@ -116,7 +116,7 @@ def d2l_call(
 
 
 def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, with defaults; those in **kwargs also by their own names."""
+    """Return name -> argument of a call, defaults included; each argument in **kwargs also under its own name."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
@@ -160,7 +160,7 @@ def takes_lens(call: Callable[..., Any]) -> bool:
 
 
 def refuse_dropout(*, training: bool, rate: float) -> None:
-    """Raise SpecError if dropout is active, because nobody can see which weights it drops."""
+    """Raise SpecError if dropout is active, because it can't be observed which weights it drops."""
     if training and rate > 0.0:
         raise SpecError(
             f"dropout={rate} is active, and which weights it drops can't be seen. "
@@ -177,7 +177,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) of each chosen module; modules inside it only if its adapter is open."""
+    """Yield (name, module, adapter) if `choose` gives an adapter; inside such a module only if `adapter.open`."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

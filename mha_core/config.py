@@ -56,7 +56,7 @@ Kept = TypeVar("Kept")
 
 
 class Given(Generic[Said, Kept]):
-    """The type of a config's field that callers set as `Said`, and that the config stores as `Kept`.
+    """The type of a config's field to which callers pass a `Said`, and which then holds a `Kept` (type parameters).
 
     Type checkers read it as a descriptor. At run time a config has the value itself.
     """
@@ -85,7 +85,7 @@ class AttentionConfig:
     (B, Lk, key_dim) and values (B, Lk, value_dim) to an output (B, Lq, output_dim).
 
     Args:
-        embed_dim: default of all four widths, and of `head_dim * num_heads`.
+        embed_dim: default of the four widths below (`query_dim` and so on), and of `head_dim * num_heads`.
         num_heads: H, the number of query heads.
         num_kv_heads: G, the number of key and value heads; divides H. Default: H. Query head h
             reads key/value head h // (H // G) (grouped-query attention, arXiv:2305.13245).
@@ -230,7 +230,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the optional parts (PARTS) that the layer has."""
+        """Return the fields of the optional parts (PARTS) that the layer has, such as "rotary"."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
@@ -258,7 +258,7 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict of JSON values, without parts that the layer lacks; `from_dict` reads it back."""
+        """Return field -> JSON value, without optional parts that the layer lacks; `from_dict` reads it back."""
         return {name: value for name, value in asdict(self).items() if not (name in PARTS and value is None)}
 
     @classmethod

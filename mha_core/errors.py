@@ -49,7 +49,7 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
     """Return name -> a short form of at most `longest` characters.
 
-    If one name is longer, all lose the parts with which all begin; names that are still longer are cut in the middle.
+    If one name is longer, the beginning that all have in common is dropped; names still longer are cut in the middle.
 
     >>> short_names(["encoder.layer.0.attention", "encoder.layer.11.attention"], 20)
     {'encoder.layer.0.attention': '...0.attention', 'encoder.layer.11.attention': '...11.attention'}
@@ -118,9 +118,9 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str
     """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
 
     Args:
-        blocks: several rows each, which stay together.
+        blocks: groups of rows; each group is returned whole or left out whole.
         room: the most rows; a first block that is longer ends with "...".
-        left: the number of blocks that are left out -> the row about them.
+        left: a function, number of groups that are left out -> the row about them.
 
     >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
@@ -157,13 +157,13 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:
-    r"""Return the type of an error and the first line of its message, printable, bounded, and without colours.
+    r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
     If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
 
     Args:
         error: anything that was raised.
-        whole: whether to join all its lines, as far as there is room.
+        whole: whether to join all lines of the message, up to the longest text that is allowed.
 
     >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
     ('ValueError: no such axis', 'AssertionError')
@@ -194,7 +194,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
 
 
 class SpecError(ValueError):
-    r"""A request that the definition of multi-head attention does not allow.
+    r"""An error: a request that the definition of multi-head attention does not allow.
 
     The message names the value, the rule and the choices. It is printable and at most LONGEST_MESSAGE characters long.
     The error is raised before any arithmetic.
@@ -210,7 +210,7 @@ class SpecError(ValueError):
 
 
 class BackendError(RuntimeError):
-    """A backend that is unknown, not installed, broken, or unable to do what was asked."""
+    """An error: a backend is unknown, not installed, broken, or unable to do what is requested."""
 
 
 class ErrorElsewhere(BackendError):
@@ -222,7 +222,7 @@ class ErrorElsewhere(BackendError):
 
 
 class BackendNotInstalled(BackendError):
-    """A backend whose framework is not installed; the message has the command that installs it."""
+    """An error: a backend's framework is not installed; the message has the command that installs it."""
 
 
 def _name_of(error: BaseException) -> str:

@@ -36,9 +36,9 @@ class Need:
     """An argument that a plain function needs for a feature.
 
     Args:
-        words: its name in the message that the function has no such parameter; or a function config -> name.
+        words: the argument's name in the error for a function without it; or a function: config -> that name.
         options: names of parameters; the function needs one of them.
-        present: whether a call needs it. Default: whether it has the feature.
+        present: (config, inputs) -> whether a call needs the argument. Default: whether the call has the feature.
     """
 
     words: str | Callable[[AttentionConfig], str]
@@ -54,17 +54,17 @@ class Feature:
     """One row of the table of features.
 
     Args:
-        name: by which a layer's `Capabilities` list it.
+        name: its name in a layer's `Capabilities.features`.
         words: the feature in words, for the reason why a layer can't express it; "" if every layer has it.
-        present: whether a config, or a call, has it.
-        options: keyword parameter of a plain function -> its value.
+        present: (config, inputs of a call, or None for the layer alone) -> whether it has the feature.
+        options: keyword parameter of a plain function -> a function (config, inputs) -> its argument.
         needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
-        plain: fields of a config that can't be read from the arrays of a layout -> their values without the feature.
-        layout: what layers of a known layout do instead. Default, for a row with `plain`: made from `words`.
+        plain: config field that a checkpoint's arrays can't show -> its value without the feature.
+        layout: the end of "layout 'x' ...", if layers of that layout can't have it. "": made from `words`, if `plain`.
         arithmetic: whether it changes what is computed from given arrays. Messages name such features first.
-        alone: whether a message about a layer with it names nothing else.
+        alone: whether a message about a layer with this feature names no other feature of it.
         bends: whether a score with it is no longer a multiple of queries . keys.
-        faint: values of the field in `plain` whose effect calls may fail to show, the weakest first.
+        faint: values of the field in `plain` whose effect may be too weak to show in a call, the weakest first.
     """
 
     name: str
@@ -275,7 +275,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Return the names in `plain_fields` that change what is computed of the arrays.
+    """Return the names in `plain_fields` of the settings that change what a layer computes from the same arrays.
 
     >>> "scale" in arithmetic_fields(), "dropout" in arithmetic_fields()
     (True, False)

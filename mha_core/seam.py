@@ -37,7 +37,7 @@ class Handover(NamedTuple):
         queries: (B, H, Lq, d), or (1, H, Lq, d) for all items.
         keys, values: (B, G, Lk, d) and (B, G, Lk, dv), including those of a cache.
         output: (B, H, Lq, dv); None if it is not known.
-        dtype: the dtype of all of them, by name; bfloat16 numbers are in float32 arrays.
+        dtype: the name of the dtype of all these arrays; bfloat16 numbers are in float32 arrays.
         masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). In an additive one, -inf
             excludes a key, and so does the dtype's lowest number in a row with other keys. Keys beyond Lk are cut off.
         causal: whether query i attends to keys 0 to i alone.
@@ -170,11 +170,12 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: the module that calls the function, and its name in the model; ("", None) if it is not known.
-        read: copies the arguments, and returns a function that makes a Handover of the call's result (or None).
-            Raises SpecError if the arguments can't be read.
+        name, module: the name in the model of the module that calls the function, and that module; "" and None if
+            it is not known.
+        read: copies the arguments, and returns a function: result of the call, or None for none -> Handover. Raises
+            SpecError if the arguments can't be read.
         run: runs the function itself.
-        give: output (B, H, Lq, dv) in NumPy -> what the function would return for it.
+        give: output (B, H, Lq, dv) in NumPy -> that output in the form in which the function returns its own.
     """
 
     name: str
@@ -225,7 +226,7 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """Return (name, self) of the innermost frame whose `self` has a name by `name_of`; ("", None) if none has."""
+    """Return (name_of(self), self) of the innermost frame whose local `self` has a name; ("", None) if none has."""
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)

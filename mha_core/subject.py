@@ -30,8 +30,8 @@ class Capabilities:
     """The features of the definition that a layer can express; cases with other features are not put to it.
 
     Args:
-        features: names of the rows of `mha_core.features.FEATURES` that it has.
-        only_lengths: whether valid_lens, of each item or query, is the only mask that it takes.
+        features: names in the table `mha_core.features.FEATURES`, of the features that the layer has.
+        only_lengths: whether the layer takes no mask but valid_lens (of each item or query).
 
     Raises:
         SpecError: no row has this name.

@@ -48,9 +48,9 @@ class MultiHeadAttention(nn.Module):
         embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
-        dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. If `dtype` is None, nothing is
-            cast: inputs must have the dtype of the parameters. And the default precision "highest" keeps accelerators
-            from rounding float32 inside a matrix product.
+        dtype, param_dtype, precision: as in `flax.linen.Dense`, with two differences. If `dtype` is None, nothing is
+            cast: inputs must have the dtype of the parameters. And the default precision is "highest", with which
+            accelerators do not round float32 inside a matrix product.
 
     Raises:
         SpecError: the sizes contradict each other; later, a call does not fit them.
@@ -126,9 +126,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv); a subclass may change them.
+        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv): a hook for subclasses.
 
-        The arguments are projected and split, but not yet normed or rotated. Here they are returned unchanged.
+        The arguments are projected and split, but not yet normed or rotated. This class returns them unchanged.
         """
         return queries, keys, values
 
@@ -176,12 +176,12 @@ class MultiHeadAttention(nn.Module):
         return_present: bool = False,
         query_block: int | None = None,
     ) -> Attended[Array]:
-        """Return the output of `stages`, and all keys and values if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and on request all keys and values, in memory that grows with Lq + Lk.
 
         Args:
             call, deterministic: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: the most queries to compute at once. None: as many as the budget has room for.
+            query_block: the most queries to compute at once. None: as many as fit in the memory budget.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         training = not deterministic
@@ -229,17 +229,17 @@ class MultiHeadAttention(nn.Module):
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
                 positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
-                two such tuples in one, for queries and new keys.
+                a tuple of two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
 
         Returns:
-            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order.
+            The output (B, Lq, Do); with return_weights or return_present a tuple: the output, then these in this order.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.

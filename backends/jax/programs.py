@@ -62,8 +62,8 @@ class KeptProgram:
         compiled: `jax.jit` of a function whose arguments `static` are static.
         static: positions of the static arguments; all others are pytrees of arrays.
         device: the device that it runs on.
-        kept: the store of programs.
-        origin: the result of `origin`: a text about the code from which the function is traced, or None.
+        kept: the store of programs on disk.
+        origin: the result of `origin`: a text about the code from which the function is traced; None: store nothing.
         options: the compiler's options; None for JAX's own settings.
     """
 
@@ -221,7 +221,7 @@ def text_key(text: str) -> str:
 def origin(layer: Any, path: str) -> str | None:
     """Return a text that identifies what a layer's program is traced from: `path`, the layer, all code, and Python.
 
-    The arguments are not in it. None if a field of the layer has no exact text (see `exact`), or code can't be read.
+    The call's arguments are not in it. It is None if a field of the layer has no `exact` text, or code can't be read.
     """
     if CODE is None:
         return None
@@ -240,7 +240,7 @@ def libraries() -> str:
 
 
 def exact(value: Any) -> str:
-    """Return a text that tells a value from all others. TypeError for a value that has no such text.
+    """Return a text that no other value has. TypeError for a value that has no such text.
 
     >>> exact((1, 1.0, True, "1", None))
     "(1,1.0,True,'1',None,)"

@@ -94,8 +94,8 @@ class DotProductAttention(_AttentionWithoutHeads):
     Attributes:
         dropout: probability that a weight is dropped unless `deterministic`.
         scaled: True for scale = 1 / sqrt(d), False for 1.
-        dtype: of the computation. None: that of the inputs.
-        precision: of the matrix products (see `MultiHeadAttention`).
+        dtype: the dtype of the computation. None: the inputs' dtype.
+        precision: the precision of the matrix products (see `MultiHeadAttention`).
 
     >>> import jax
     >>> queries, keys, values = (jax.numpy.ones(shape) for shape in [(2, 4, 3), (2, 6, 3), (2, 6, 5)])

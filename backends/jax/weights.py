@@ -75,7 +75,7 @@ def to_weights(variables: Variables) -> Weights:
 
 
 def to_canonical(params: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Return parameters, or their gradients, as NumPy arrays with canonical names and shapes."""
+    """Return canonical name -> NumPy array of canonical shape, of parameters or of their gradients."""
     flat = flatten_dict(params)
     return {name: to_numpy(flat[_path(name)]).T for name in _NAMES if _path(name) in flat}
 

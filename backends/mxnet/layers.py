@@ -152,12 +152,12 @@ class MultiHeadAttention(KeywordBlock):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[mx.np.ndarray]:
-        """Return the output of `stages`, and all keys and values if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and on request all keys and values, in memory that grows with Lq + Lk.
 
         Args:
             call: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: how many queries are computed at once. None: as many as are fastest.
+            query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         config = self._config
@@ -202,7 +202,7 @@ class MultiHeadAttention(KeywordBlock):
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training,
                 that is within `autograd.record()` or `autograd.train_mode()`.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
                 positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
@@ -211,7 +211,7 @@ class MultiHeadAttention(KeywordBlock):
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
         Returns:
-            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order.
+            The output (B, Lq, Do); with return_weights or return_present a tuple: the output, then these in this order.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.

@@ -120,7 +120,7 @@ class AdditiveAttention(_AttentionWithoutHeads):
         score_dim: S, the width of the hidden layer.
         dropout: probability that a weight is dropped in training.
         query_dim, key_dim: input widths. None: the first call decides.
-        dtype: of the parameters.
+        dtype: the dtype of the parameters.
 
     >>> import mxnet as mx
     >>> attention = AdditiveAttention(8)

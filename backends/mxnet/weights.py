@@ -27,7 +27,7 @@ def from_weights(
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
-        ctx: where the parameters live. Default: the current context.
+        ctx: the context of the parameters. Default: the current context.
 
     Raises:
         SpecError: the weights do not fit the config; or no dtype is given and the arrays have several.

@@ -86,7 +86,7 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
 
 
 def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Return variables by canonical name, or their gradients, as NumPy arrays of canonical shape."""
+    """Return canonical name -> NumPy array of canonical shape, of variables by canonical name or of their gradients."""
     return {name: to_numpy(_transposed(name, tf.convert_to_tensor(array))) for name, array in arrays.items()}
 
 

@@ -43,7 +43,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
     Args:
         embed_dim, num_heads, dropout, bias: see `mha_core.AttentionConfig`.
-        device, dtype: of the parameters, as in every PyTorch module.
+        device, dtype: the device and the dtype of the parameters, as in every PyTorch module.
         **options: the other keywords of `mha_core.AttentionConfig`, such as `num_kv_heads` and `score`. Where
             `query_dim`, `key_dim` or `value_dim` is not given, the first call decides it, as in `torch.nn.LazyLinear`.
 
@@ -145,12 +145,12 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[Tensor]:
-        """Return the output of `stages`, and all keys and values if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and on request all keys and values, in memory that grows with Lq + Lk.
 
         Args:
             call: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: how many queries are computed at once. None: as many as are fastest.
+            query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         config = self._config
@@ -193,16 +193,16 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
                 positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
-                two such tuples in one, for queries and new keys.
+                a tuple of two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
         Returns:
-            The output (B, Lq, Do), or a tuple: the output, then what was asked for in this order.
+            The output (B, Lq, Do); with return_weights or return_present a tuple: the output, then these in this order.
 
         Raises:
             SpecError: before any arithmetic, naming what does not fit.

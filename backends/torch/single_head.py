@@ -127,7 +127,7 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
         score_dim: S, the width of the hidden layer.
         dropout: probability that a weight is dropped in training.
         query_dim, key_dim: input widths. None: the first call decides.
-        device, dtype: of the parameters.
+        device, dtype: the device and the dtype of the parameters.
 
     >>> import torch
     >>> attention = AdditiveAttention(8)

@@ -25,7 +25,7 @@ def from_weights(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        device: where the parameters live.
+        device: the device of the parameters.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
 
     Raises:

@@ -56,7 +56,7 @@ def copies(x: NDArray) -> NDArray:
 
 
 def total_copies(x: NDArray) -> NDArray:
-    """Return the sum of `copies` over the last axis.
+    """Return the sum, along the last axis, of the squared size of each group of numbers with equal digits.
 
     >>> total_copies(np.array([[0.3, 0.7, -0.6, 0.3, 1.0]]))
     array([11])
@@ -99,7 +99,7 @@ class Bounded:
 
     @classmethod
     def exact(cls, v: NDArray) -> Bounded:
-        """Return the Bounded of v with an error of 0, for given arrays such as inputs and parameters."""
+        """Return v with bounds of 0, for arrays that are known exactly, such as inputs and parameters."""
         return cls(v, np.zeros(v.shape))
 
     @property
@@ -133,13 +133,13 @@ class Rounding:
         return np.where(total < self.precision.linear_below, total, roots)
 
     def unit(self, u: float) -> float:
-        """Return the relative bound on one rounding with unit roundoff u."""
+        """Return the bound on the relative error of one rounding: u, times LAMBDA if errors add up by chance."""
         return LAMBDA * u if self.probabilistic else u
 
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
-        """Return the bound on n roundings in a row, relative to the sum of magnitudes.
+        """Return the bound on the error of n roundings in a row, relative to the sum of magnitudes.
 
-        `squares`: the sum of the squared sizes of all groups of equal terms, such as 3^2 + 2^2; n if all terms differ.
+        `squares`: the sum of the squared sizes of all groups of equal terms, such as 3^2 + 2^2. Default: all differ.
         """
         worst = n * u / (1.0 - n * u) if n * u < 1.0 else np.inf
         if not self.probabilistic:
@@ -158,7 +158,7 @@ class Rounding:
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
     def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-        """Return the bound on the error of a rising f(x) of slope at most 1; where f is flat, it is less than x's."""
+        """Return the bound on the error of f(x), for a rising f of slope at most 1; less than x's where f is flat."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
@@ -215,9 +215,8 @@ class Rounding:
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
         """Return the bound (..., m, k) on what errors (..., m, n) become in a product with factors (..., n, k).
 
-        Independent errors add up to the root of the sum of their squares. Where c of them are copies of one error, each
-        square counts c times (Cauchy and Schwarz). Errors of one source all move together: they add up with the signs
-        of the factors.
+        Independent errors add up to the root of the sum of their squares. Where c of them are equal, each square counts
+        c times (Cauchy and Schwarz). Errors of one cause add up with the signs of the factors; the larger sum counts.
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])
@@ -277,9 +276,9 @@ class Bounds:
 
     Attributes:
         state: the arrays that the reference computed, of every step.
-        rounding: how errors add up.
-        steps: name of an earlier step -> its bound; `bounds[name]` reads it. Most bounds are a Bounded; that of a
-            step that gives None is None, and that of a step that gives a dict of gradients is a dict of Bounded.
+        rounding: the rules by which errors add up.
+        steps: name of an earlier step -> its bound; `bounds[name]` reads it. A bound is a Bounded; for a step that
+            returns None it is None, and for a step that returns a dict of gradients it is a dict of Bounded.
     """
 
     state: State
@@ -295,7 +294,7 @@ class Bounds:
         return self[name].map(lambda array: repeat_kv_heads(array, self.state.config.num_heads))
 
     def once(self, compute: Callable[[Bounds], Found]) -> Found:
-        """Return `compute(self)`, which is computed once and kept for all steps that share it."""
+        """Return `compute(self)`, which is computed once for all steps that share it."""
         if compute not in self._found:
             self._found[compute] = compute(self)
         return self._found[compute]

@@ -102,7 +102,7 @@ def similarity(b: Bounds) -> Bounded:
 
 
 def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
-    """Return the bound of A @ b * scale, stored; the scale may be applied anywhere."""
+    """Return the bound of a @ b * scale, rounded to the storage dtype; any of the three may be scaled."""
     r, scale = bounds.rounding, bounds.state.config.softmax_scale
     scaled = Bounded(a.v * scale, a.e * abs(scale))
     plain = r.product(scaled, b)
@@ -129,12 +129,12 @@ def capped(b: Bounds) -> Bounded:
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
-    """Return the error of a score x in the tanh of a softcap c: x / c is rounded, and c may be rounded as well."""
+    """Return the bound on c times the error of x / c, the argument of a softcap's tanh; c may be rounded as well."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
 
 
 def scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of the capped similarity plus the additive bias; excluded places are not compared."""
+    """(B, H, Lq, Lk): the bound of the capped similarity plus the additive bias; excluded keys' scores don't count."""
     state, found = b.state, b["capped"]
     if state.inputs.mask.bias is not None:
         found = b.rounding.plus(found, Bounded.exact(additive_bias(state.inputs.mask)))

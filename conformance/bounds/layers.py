@@ -21,7 +21,7 @@ ROOT_ROUNDINGS = 4
 
 
 def given(r: Rounding, array: NDArray) -> Bounded:
-    """Return a given array with the error of rounding it to the storage dtype."""
+    """Return an array as a Bounded, with the error of rounding it to the storage dtype as its bound."""
     own = np.asarray(array, dtype=np.float64)
     if r.precision.storage == "float64":
         return Bounded.exact(own)

@@ -29,15 +29,15 @@ class Precision:
     """The arithmetic of a subject.
 
     Args:
-        storage: dtype of every array that a stage leaves behind.
+        storage: dtype of the array in which the result of each stage is stored.
         accumulator: dtype in which sums of products are formed.
-        reduction: dtype in which plain sums are formed, such as the gradient of a bias or of what was broadcast.
+        reduction: dtype in which sums without products are formed, such as the gradient of a bias.
         softmax: dtype of the softmax arithmetic.
-        multiply: format to which the factors of a matrix product are rounded first: that of
-            storage, "tf32", or "bfloat16" for products in bfloat16 passes.
+        multiply: format to which the factors of a matrix product are rounded first: the name of the storage dtype,
+            "tf32", or "bfloat16" for products in bfloat16 passes.
         exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised
             exponentials of all four frameworks; PyTorch's fused CPU kernel has 20.
-        key_block: keys of one block of an online softmax; None where each row is seen whole.
+        key_block: how many keys an online softmax reads at a time; None where it reads each row whole.
     """
 
     storage: str
@@ -50,7 +50,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str) -> Precision:
-        """Return the precision of a backend that declares no other: matrix products and softmax in at least float32.
+        """Return the default precision of a dtype: matrix products and softmax are computed in at least float32.
 
         Plain sums are in the storage dtype, because XLA and Eigen add up a half-precision bias gradient in half.
 
@@ -99,12 +99,12 @@ class Precision:
 
     @property
     def um(self) -> float:
-        """Return the unit roundoff of the factors of a product; 0 where they are not rounded once more."""
+        """Return the unit roundoff of the `multiply` format; 0 where the factors of a product are not rounded again."""
         return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
 
     @cached_property
     def tau(self) -> float:
-        """Return the magnitude below which numbers may become 0 in storage."""
+        """Return the magnitude below which numbers may become 0 when they are stored."""
         return FLUSHED[self.storage]
 
     @property
@@ -152,7 +152,7 @@ def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | Non
     """Return the narrowest dtype that holds all arrays, if they are nearly right and it is below `dtype`; else None.
 
     Args:
-        pairs: (array, right array).
+        pairs: of each array, the subject's and the right one.
         dtype: the dtype in which the arrays should have been computed.
 
     >>> third = np.array([1 / 3, 2 / 3])

@@ -28,10 +28,10 @@ class Growth(NamedTuple):
     """Bounds on the relative errors of the weights: of each by itself, and of all weights of a row together.
 
     Attributes:
-        own: (B, H, Lq, Lk), a factor of at most e^own: the errors of the score, of what comes before the exponential
-            (subtracting the maximum; in base 2, a product with the rounded log2(e)), and of the exponential.
-        shared: (B, H, Lq, 1), a factor of 1 + shared: the error of the sum that a row is divided by; and of its
-            logarithm and the maximum, where weights are exp(score - logsumexp).
+        own: (B, H, Lq, Lk); each weight may be wrong by a factor of at most e^own. This covers the errors of the score,
+            of subtracting the maximum, of a product with log2(e) in base 2, and of the exponential.
+        shared: (B, H, Lq, 1); all weights of a row may be wrong by one factor of at most 1 + shared, the error of the
+            sum that the row is divided by (or of the maximum and the logarithm of the sum in exp(score - logsumexp)).
     """
 
     own: NDArray
@@ -39,7 +39,7 @@ class Growth(NamedTuple):
 
 
 def growth(b: Bounds) -> Growth:
-    """Return the relative errors of the weights, by the bound on the scores and the arithmetic of the softmax."""
+    """Return the bounds on the weights' relative errors, from the bound on the scores and the softmax's arithmetic."""
     return growth_of(b.rounding, b["scores"], b.state["allowed"])
 
 
@@ -95,7 +95,7 @@ def weights(b: Bounds) -> Bounded:
 
 
 def weights_of(r: Rounding, right: NDArray, scores: NDArray, allowed: NDArray, errors: Growth) -> Bounded:
-    """Return the bound of weights: of any scores whose exact softmax over the last axis is `right`."""
+    """Return the exact weights `right` with the bounds on their errors, from the relative `errors`."""
     own, shared = errors
     up, down = np.exp(own), np.exp(-own)
     most = (right * up).sum(axis=-1, keepdims=True)

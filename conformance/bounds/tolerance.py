@@ -31,8 +31,8 @@ class AllowedError(Mapping[str, NDArray]):
     It is computed when it is first read: many subjects show no gradients, and some give no answer at all.
 
     Args:
-        state: the reference's run of a problem that is rounded to the storage dtype already.
-        precision: the dtypes in which the subject computes.
+        state: the reference's run of a problem that was rounded to the storage dtype.
+        precision: the arithmetic of the subject.
     """
 
     def __init__(self, state: State, precision: Precision) -> None:

@@ -34,17 +34,17 @@ class Case:
         batch, query_len, key_len: B, Lq, Lk.
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (for a config without projections).
-        mask: (random generator, case) -> the mask.
+        mask: (random generator, case) -> the mask; None for none.
         positions: (random generator, case) -> positions or tables of angles, for a layer with rotary positions.
             Default: positions are counted.
         training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
-        change: a function that makes the final Problem, where the fields above do not suffice.
+        change: (random generator, problem made from the fields above) -> the final problem; None: no change.
         same_sizes: the reason why two sizes may be equal; "" if they may not.
         trivial_mask: the reason why the mask may exclude nothing or everything; "" if it may not.
-        source: where the Problem comes from if it is not drawn at random.
-        expensive: whether it takes so long that searches over many hypotheses should leave it out.
-        as_users_run: whether a framework that compiles runs it in float32 with its own compiler settings.
+        source: a function that returns the problem, if it is not drawn at random; else None.
+        expensive: whether the case takes so long that searches over many hypotheses should leave it out.
+        as_users_run: whether a compiling framework runs the case in float32 with its own compiler settings.
     """
 
     id: str
@@ -69,7 +69,7 @@ class Case:
 
     @classmethod
     def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
-        """Return a case of a given problem. Its sizes and its mask may be any; `why` is the reason for that."""
+        """Return a case of a given problem. `why`: the reason why it may have equal sizes and a trivial mask."""
         sizes = problem.sizes
         return cls(
             id,
@@ -84,7 +84,7 @@ class Case:
         )
 
     def build(self) -> Problem:
-        """Return the Problem of this case. Raises SpecError if it would test nothing."""
+        """Return the Problem of this case. SpecError if it would test nothing: equal sizes, or a trivial mask."""
         self._check_sizes()
         problem = self._random_problem() if self.source is None else self.source()
         self._check_mask(problem)
@@ -121,7 +121,7 @@ class Case:
         return problem if self.change is None else self.change(rng, problem)
 
     def sizes(self) -> Mapping[str, int]:
-        """Return every size by its symbol."""
+        """Return symbol -> size, such as "Lk" -> 7."""
         config = self.config
         return {
             "B": self.batch,

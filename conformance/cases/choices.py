@@ -71,7 +71,7 @@ def even_widths(made: Made) -> Sequence[int]:
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return the ways in which a call may give positions; "counted" is one unless a query offset is negative."""
+    """Return the ways in which a call may give positions, such as "tables"; "counted" only if no offset is negative."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -80,7 +80,7 @@ def ways_to_stand(made: Made) -> Sequence[str]:
 
 
 def weights_of_scope(made: Made) -> Sequence[str]:
-    """Return the names of the shapes that the weight of a query-key norm may have, by the scope of the norm."""
+    """Return the options for `QueryKeyNorm.weight`, given the chosen scope: "all" excludes "shared"."""
     return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 
@@ -141,7 +141,7 @@ class Description:
 
     Attributes:
         config, sizes: the layer, and B, Lq, Lk and Lp of the call.
-        made: every choice by its name; a choice that was not needed has no entry.
+        made: name of a choice -> the chosen value; a choice that was not needed has no entry.
     """
 
     config: AttentionConfig
@@ -174,7 +174,7 @@ def describe(choose: Choose) -> Description:
     """Return the Description of a problem, with every choice made by `choose`.
 
     The order of the choices must not change, because a random case `random-SEED-INDEX` takes them from a stream. New
-    choices come last, where `conformance.cases.random` asks for them by another name.
+    choices come last, and only in cases with another form of name, such as `random-SEED-INDEX-parts`.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

@@ -57,7 +57,7 @@ BROADCAST = ("allowed", "bias", *TABLES)
 
 
 def differences(case: Case, other: Case) -> list[str]:
-    """Return the names of the parts in which two calls differ. Of two arrays, the common beginning is compared."""
+    """Return the names of the arrays and settings in which two calls differ; arrays are compared where both reach."""
     found = [words for words, name in SIZES.items() if getattr(case, name) != getattr(other, name)]
     a, b = case.build().inputs, other.build().inputs
     found += [
@@ -70,7 +70,7 @@ def differences(case: Case, other: Case) -> list[str]:
 
 
 def mixed(case: Case, other: Case, part: str) -> Problem | None:
-    """Return the call of `case` with one part (as in `differences`) taken from `other`; None if it is no valid call."""
+    """Return the call of `case` with one difference (a name from `differences`) taken from `other`; None if invalid."""
     problem = case.build()
     inputs, given = problem.inputs, other.build().inputs
     if part in SIZES:

@@ -42,7 +42,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """Return a function for `Case.mask` that always returns a mask of these sources; lists become arrays."""
+    """Return a function for `Case.mask` that always returns the mask with these fields; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
 
@@ -55,9 +55,9 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
     """Return a case; only settings that differ from the usual ones need to be given.
 
     Args:
-        id, catches: as of a Case.
-        layer: its config. Default: `prime_config`.
-        settings: by name, fields of a Case, sources of a mask that is not random, and fields of the config.
+        id, catches: fields of the Case.
+        layer: its config. Default: `prime_config()`.
+        settings: other fields of the Case, fields of an AttentionMask (not random), and fields of the config.
 
     >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
     >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens

@@ -36,15 +36,15 @@ class Step:
     Args:
         case: the call.
         words: how it differs from the steps before it, such as "fewer keys".
-        layer: the number of the prepared layer that is asked; a sequence may have several.
-        thread: 1 asks from a second thread.
-        beside: a call that a second thread makes at the same time.
-        times: how often this call, and the call in `beside`, is asked.
+        layer: the number of the prepared layer that is called; a sequence may have several.
+        thread: which thread makes the call, 0 or 1.
+        beside: a call that a second thread makes at the same time; None: no such call.
+        times: how often this call, and the call in `beside`, is made.
         same_arrays: whether the layer gets the array objects of the step before again, with other contents.
-        spoil: whether other numbers are written into what the layer returned, as the caller may do.
-        reweighted: how the layer gets the weights of `case` if it has others so far. "set": by its own `set_weights`;
-            "in place": they are written into the arrays that `prepare` was given; "prepared anew": from these arrays.
-        instead: a call whose answer is right too: a layer may have copied the arrays that `prepare` was given.
+        spoil: whether the layer's output is then overwritten, as its caller may do.
+        reweighted: how the layer gets new weights, those of `case`. "set": by `set_weights`; "in place": written into
+            the arrays that `prepare` was given; "prepared anew": so written, then prepared again; "": not at all.
+        instead: a call whose answer is right too, since the layer may have copied its weights; None: no such call.
     """
 
     case: Case
@@ -60,7 +60,7 @@ class Step:
 
     @property
     def calls(self) -> int:
-        """Return how many calls it is."""
+        """Return how many calls the step makes."""
         return self.times * (1 if self.beside is None else 2)
 
 
@@ -74,8 +74,8 @@ class CallSequence:
 
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
-        make: a function that makes the steps.
-        one_path: whether only the fast path, if there is one, is asked it, except in a run that asks everything.
+        make: Base (the layer of the sequence) -> its steps.
+        one_path: whether only a backend's fast path, if it has one, runs the sequence, unless `--all` is given.
     """
 
     id: str
@@ -86,7 +86,7 @@ class CallSequence:
     one_path: bool = False
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
-        """Return the steps, the same objects each time; `few_shapes`: see `Base`."""
+        """Return the steps, the same objects in every call of this function; `few_shapes`: see `Base`."""
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
@@ -110,15 +110,15 @@ def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
 class PreparedLayer:
     """A maker of the steps of a sequence: calls of one layer whose numbers belong together.
 
-    Two calls with the same letter for an array have the same numbers in it, as far as their lengths reach.
+    Two calls with the same letter for an array have the same numbers in it, up to the shorter length.
 
     Args:
         id: the id of the sequence.
         config: the config of the layer.
         number: the number of the layer in the sequence.
         seed: the seed of its weights.
-        gradients: whether calls ask for gradients if they do not say so themselves.
-        longest: most items, queries or keys of a call.
+        gradients: whether calls ask for gradients by default.
+        longest: the most items, queries or keys of a call.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class PreparedLayer:
             batch, query_len, key_len: B, Lq and the number of new keys.
             mask: its mask.
             contents: three letters, for queries, keys and values. Arrays with the same letter have the same numbers.
-            gradients: whether gradients are asked for. Default: what the layer says.
-            one_array: whether the queries are the keys and the values as well.
+            gradients: whether gradients are asked for. Default: the `gradients` of the layer.
+            one_array: whether one array is the queries, the keys and the values.
             past: keys and values of a decoding cache, which `key_len` does not count; None: no cache.
             weights: the weights of the call. Default: those of the layer.
             change: a function that is applied to the finished inputs.
@@ -237,13 +237,13 @@ DROPOUT = 0.3
 class Base:
     """The layer of most sequences, and the usual call of it.
 
-    It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
-    small. With `few_shapes`, it is the layer of the cases "square-...", gradients included, for which a framework has
+    It is small, with one width for all inputs and a bias in every projection, as every framework's own layer can have.
+    With `few_shapes`, it is the layer of the cases "square-...", gradients included: a framework that ran those has
     compiled its programs already.
 
     Attributes:
         id: the id of the sequence.
-        few_shapes: whether each new shape costs the subject a compilation. If so, arrays keep their shapes from call to
+        few_shapes: whether each new shape costs the subject a compilation. If so, arrays have the same shapes in each
             call, and lengths in a mask grow, as in users' programs.
     """
 

@@ -25,10 +25,10 @@ class Deviation:
         id: its name, in kebab-case.
         subject: the layer, as `mha check --subject` takes it.
         summary: what the layer does.
-        definition: what the definition says; a table has the id of a rule here (`mha_core.reference.rules`).
+        definition: what the definition says. (In a table's file it is the id of a rule of `mha_core.reference.rules`.)
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
-        versions: what must be installed for it to happen, such as torch>=2.0; all of them.
+        versions: requirements, such as torch>=2.0; it happens only if all of them are installed.
         cases, dtypes, arrays: where it shows: in each of these cases and dtypes, some of these arrays, and no others,
             are over their bound. If `cases` is empty, no case of the suite can show it.
         only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
@@ -49,7 +49,7 @@ class Deviation:
 
     @property
     def layer(self) -> str:
-        """Return the subject in readable form: framework and layer, or the spec itself.
+        """Return the subject in readable form, such as "torch SDPA"; `subject` itself if it is not in `backends`.
 
         >>> from dataclasses import replace
         >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPASubject", "", "", "", "", ())
@@ -63,7 +63,7 @@ class Deviation:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Return the names by which a user can select it, such as "torch": the backend and the packages."""
+        """Return the names by which a user can select the deviation, such as "torch": its backend and its packages."""
         own = filter(None, [self._backend])
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))
 

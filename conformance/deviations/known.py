@@ -32,7 +32,7 @@ class Deviations:
     """A table of entries.
 
     Attributes:
-        entries: in the order of the files.
+        entries: the deviations, in the order of the files.
         option: the option of `mha check` that reads the same table; "" for this project's own.
     """
 
@@ -42,8 +42,8 @@ class Deviations:
     def listed_for(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
         """Return the entries that must be seen in this case on this subject, with the installed packages.
 
-        An entry names the subject as `--subject` does, or by the place of its definition; so a layer that is asked for
-        by an alias has the entries of its own name.
+        An entry names the subject as `--subject` does, or by the module that defines it; so a layer that is imported
+        under another name has the entries of its own name.
         """
         names = {getattr(subject, "spec", ""), getattr(subject, "origin", "")}
         return [
@@ -109,11 +109,10 @@ def _own() -> tuple[Deviation, ...]:
 
 
 def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
-    """Apply the listed deviations to a result.
+    """Return the result with the listed deviations applied.
 
-    `different` becomes `deviates` if every array that differs is listed. A listed deviation that was not
-    seen is one more mismatch, and makes the result `different`. A subject that gave no answer has
-    `failed` whatever is listed.
+    The status "different" becomes "deviates" if every array that differs is listed. A listed deviation that was not
+    seen is one more mismatch, and makes the status "different". "failed" stays.
     """
     if not listed or result.status == "failed":
         return result

@@ -21,8 +21,7 @@ class Mismatch:
     """One array that differs from the expected one, described at its worst element.
 
     `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names differ, and `message`
-    says so. `call` says which time the subject was asked (see `conformance.judging.repeats`); it is empty for the first
-    time.
+    says so. `call` says which repetition differs (see `conformance.judging.repeats`), "" if the first answer does.
     """
 
     stage: str
@@ -41,8 +40,8 @@ class ParityError(AssertionError):
     """An error: a trace differs from the expected one.
 
     Attributes:
-        mismatches: every array that differs, in the order of the stages.
-        ratios: worst error / allowed error of every array that could be compared.
+        mismatches: one for every array that differs, in the order of the stages.
+        ratios: name -> worst error / allowed error, of every array that could be compared.
     """
 
     def __init__(self, mismatches: list[Mismatch], ratios: dict[str, float]) -> None:
@@ -59,13 +58,13 @@ def compare(
     Args:
         actual: the stages and gradients that the subject computed.
         expected: all stages and gradients of the reference.
-        allowed: the allowed error of each array, as `bounds.tolerance.AllowedError` gives it.
-        where: bool (B, H, Lq, Lk), where attention is allowed: the only places where scores count.
+        allowed: name -> the allowed error of each element, as `bounds.tolerance.AllowedError` gives it.
+        where: bool (B, H, Lq, Lk), where attention is allowed; scores are compared only there.
         dtype: the dtype that `actual` must have.
-        own: whether a user's own code computed it: then float64 will do for every dtype (see `in_float64`).
+        own: whether a user's own code computed it; then float64 arrays are accepted too (see `in_float64`).
 
     Returns:
-        The worst error / allowed error of each array; at most 1.
+        Name -> worst error / allowed error of each array; at most 1.
 
     Raises:
         ParityError: some array has another shape or dtype, is absent, or is too far off somewhere.
@@ -90,10 +89,7 @@ def compare(
 def is_allowed(
     name: str, array: NDArray, expected: NDArray, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
 ) -> bool:
-    """Return whether `compare` finds nothing wrong with one array; this takes a fraction of its time.
-
-    It compares error and allowed error without their quotient.
-    """
+    """Return whether `compare` finds nothing wrong with one array; it is faster, because it computes no ratios."""
     if _check_form(name, array, expected, dtype) is not None:
         return False
     if same_bits({name: array}, {name: expected}):
@@ -128,8 +124,8 @@ def _pairs(actual: Trace, expected: Trace, mismatches: list[Mismatch]) -> list[t
 def in_float64(trace: Trace, dtype: str) -> tuple[str, ...]:
     """Return the names of float64 arrays in a run in another dtype; none if `dtype` is "float64".
 
-    A user's own function gives them without meaning to: NumPy 2 has x / np.sqrt(8) in float64 whatever x is. Their
-    numbers are compared with the bound of the run's dtype.
+    A user's own function may return them unintentionally: in NumPy 2, x / np.sqrt(8) is float64 whatever x is. Their
+    numbers are compared under the bound of the run's dtype.
 
     >>> in_float64(Trace(output=np.ones((1, 2, 3))), "float32"), in_float64(Trace(output=np.ones((1, 2, 3))), "float64")
     (('output',), ())

@@ -15,8 +15,8 @@ class Worst:
     """The element in which two arrays are furthest apart, relative to the allowed error there.
 
     Attributes:
-        index: where it is; () in empty arrays.
-        error, allowed: the error there, and the allowed error.
+        index: the index of the element; () in empty arrays.
+        error, allowed: the error and the allowed error of this element.
         ratio: error / allowed; see `error_ratio`.
         wrong: how many elements have a ratio above 1.
         largest: the largest error of all, which may be elsewhere.
@@ -36,7 +36,7 @@ def worst(array: NDArray, wanted: NDArray, allowed: NDArray | float, counts: NDA
     Args:
         array, wanted: the arrays.
         allowed: the allowed error of each element, broadcast to them.
-        counts: bool, broadcast to them: the elements that count. Default: all.
+        counts: bool, broadcast to them: the elements that are compared. Default: all.
 
     >>> found = worst(np.array([1.0, 2.5, 7.0]), np.array([1.0, 2.0, 6.0]), np.array([0.1, 0.2, 4.0]))
     >>> found.index, found.error, found.ratio, found.wrong, found.largest
@@ -62,7 +62,7 @@ def error_ratio(error: NDArray, allowed: NDArray | float) -> NDArray:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|; a NaN or infinity has distance 0 from its like, and infinity from all else."""
+    """Return |array - wanted|: from a NaN or an infinity, 0 to the same value, and infinity to anything else."""
     with any_numbers:
         error = np.abs(array - wanted)
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
@@ -92,11 +92,11 @@ HALF = 2.0**-11
 
 @dataclass(frozen=True)
 class Nearness:
-    """A rule of how near two arrays must be.
+    """A rule: arrays are near if |a - b| <= slack * (bound on the error) + relative * unit * (largest |a|).
 
     Args:
         unit: the unit roundoff of the arithmetic.
-        slack, relative: in place of SLACK and RELATIVE.
+        slack, relative: the two factors.
     """
 
     unit: float
@@ -105,7 +105,7 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Nearness:
-        """Return the rule for a unit roundoff. `inside`: whether it is of a narrower dtype than the subject says.
+        """Return the rule for a unit roundoff. `inside`: whether the subject computes in a narrower dtype than it says.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)
@@ -115,7 +115,7 @@ class Nearness:
         return cls(unit, SLACK_INSIDE, RELATIVE_INSIDE) if inside else cls(unit)
 
     def near(self, array: NDArray, other: NDArray, bound: NDArray | float, counts: NDArray | None = None) -> bool:
-        """Return whether `other` is near `array` wherever it counts; a NaN is near a NaN, an infinity near its like."""
+        """Return whether `other` is near `array` where `counts` is True; NaN is near NaN, an infinity near itself."""
         if array.shape != other.shape:
             return False
         alike = array == other

@@ -33,7 +33,7 @@ class Expected:
         problem: the problem rounded to the storage dtype, as subjects get it.
         trace: the reference's stages and gradients in float64.
         allowed_error: stage name, or "gradients.NAME" -> the error allowed in each element.
-        where: bool (B, H, Lq, Lk), where attention is allowed: the only places where scores count.
+        where: bool (B, H, Lq, Lk), where attention is allowed; scores are compared only there.
     """
 
     problem: Problem
@@ -44,7 +44,7 @@ class Expected:
     def judge(self, trace: Trace, dtype: str, *, own: bool = False) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
         """Return name -> worst error / allowed error of a trace in `dtype`, and a Mismatch for each wrong array.
 
-        With `own`, arrays in float64 are judged by their numbers, as `compare` has it.
+        `own`: whether float64 arrays are accepted in a run of another dtype, as `compare` does for a user's own code.
         """
         try:
             return compare(trace, self.trace, self.allowed_error, self.where, dtype, own=own), ()
@@ -93,20 +93,20 @@ def _as_given(problem: Problem, found: Expected) -> Expected:
 
 
 class Shelf:
-    """A folder of the reference's answers and bounds, which worker processes share, and which stays from run to run.
+    """A cache on disk of the reference's answers and bounds, shared by worker processes and by later runs.
 
-    An answer has a digest, and is found by all that it is made of: the problem, the precision, and (in the name of the
-    folder) this project's code, NumPy, its threads and the machine. So a kept answer has the bits of one computed anew.
+    The key of an answer covers all that it depends on: the problem, the precision, and (in the folder's name) this
+    project's code, NumPy, its threads and the machine. So a cached answer has the same bits as one computed again.
 
     Args:
-        kept: the folder.
+        kept: the folder of files.
     """
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
 
     def get(self, problem: Problem, precision: Precision) -> Expected | None:
-        """Return the answer that was kept; None if there is none, or its file is damaged."""
+        """Return the cached answer; None if there is none, or its file is damaged."""
         data = self._kept.get(_key(problem, precision))
         if data is None:
             return None
@@ -117,10 +117,7 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Keep an answer without the bounds of its gradients, and return an equal answer.
-
-        These bounds are kept too, once one of them is read from the returned answer.
-        """
+        """Store an answer, and return an equal one; its gradients' bounds are stored when the first one is read."""
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))
@@ -188,10 +185,9 @@ _shelf: Shelf | None = None
 
 
 def keep_answers(shelf: Shelf | None) -> None:
-    """Set the shelf where this process keeps the reference's answers; None: it keeps none.
+    """Set the cache of the reference's answers for this process, until the next call of this function; None: no cache.
 
-    `expected` looks on the shelf first, and puts new answers on it. The setting lasts until the next call of this
-    function.
+    `expected` looks there first, and stores new answers there.
     """
     global _shelf
     _shelf = shelf

@@ -29,11 +29,11 @@ NEAR = 1e-4
 
 
 def what_is_kept(steps: Sequence[Step], subject: Subject) -> str:
-    """Return a sentence that says what a layer wrongly keeps from call to call, such as an old mask.
+    """Return a sentence that says what a layer wrongly carries over from call to call, such as an old mask.
 
     Args:
-        steps: the asked steps of one sequence, the last of which is wrong after the earlier ones, and right alone.
-        subject: the subject, which is asked again, in layers prepared anew.
+        steps: the steps of one sequence that were run, of which the last is wrong after the earlier ones, right alone.
+        subject: the subject, which runs some of the steps again, in newly prepared layers.
     """
     *before, last = steps
     wrong = partial(_is_wrong, subject)

@@ -23,10 +23,10 @@ CHANGES: Mapping[str, str] = {
 
 
 def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[Mismatch]]]) -> tuple[str, ...]:
-    """Return sentences on how weights differ beside a NaN; () if anything else differs in some case.
+    """Return sentences on how weights differ in rows with a NaN; () if anything else differs in some case.
 
     Args:
-        cases: for each case that differs, the expected answer, the arrays that the subject shows, and the mismatches.
+        cases: for each case that differs: expected answer, name -> array that the subject returned, mismatches.
     """
     found: dict[str, None] = {}
     for wanted, arrays, mismatches in cases:

@@ -33,12 +33,12 @@ AFTERWARDS = "asked again after another problem"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A call that a subject is asked once more, as it was or with its items in another order.
+    """A repetition of a call, unchanged or with its items in another order.
 
     Attributes:
-        call: how it is asked, in words, such as "asked a second time".
+        call: the kind of repetition in words, such as "asked a second time".
         wanted: the expected answer.
-        order: the item of the first call at each place; None: the order is the same.
+        order: (B,) the number that each item has in the first call; None: the order is the same.
     """
 
     call: str
@@ -46,7 +46,7 @@ class Question:
     order: NDArray[np.integer] | None = None
 
     def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
-        """Yield what is wrong with an answer; nothing if it has the bits of the first answer, which was right."""
+        """Yield the mismatches of an answer; none if it has the same bits as the first answer, which was right."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
@@ -57,13 +57,13 @@ class Question:
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Return whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
+    """Return whether a subject can answer again. If its attribute `recorded` is true it can't: it computes nothing."""
     return not getattr(subject, "recorded", False)
 
 
 @lru_cache(maxsize=512)
 def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
-    """Return the Questions that follow the problem of `wanted`, in order; they are made once for all subjects."""
+    """Return the repetitions, in order, of the call that `wanted` answers; they are made once for all subjects."""
     if again == "never":
         return ()
     if again == "in one way":  # the other way is to ask the case before once more

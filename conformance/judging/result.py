@@ -19,17 +19,17 @@ class Result:
     """The outcome of one case on one subject.
 
     Attributes:
-        ratios: worst error / allowed error of every stage and gradient; at most 1 where equal.
+        ratios: stage, or "gradients.NAME" -> worst error / allowed error; at most 1 where equal.
         recorded: for trained weights, recorded stage -> the worst absolute difference from the original
             implementation.
-        mismatches: every array that differs.
-        message: one line for a subject that failed to run, can't express the case, or deviates as known.
-        judged: the stages and "gradients.NAME" that the subject exposes, which were compared.
+        mismatches: one for every array that differs.
+        message: one line for a subject that failed to run, can't express the case, or deviates as listed; else "".
+        judged: the stages and "gradients.NAME" that the subject returned, which were compared.
         gradients_asked: whether the case asks for gradients.
         selector: the options of `mha check` that choose the subject.
         deviations: the ids of the listed deviations that were seen.
         gone: the ids of listed deviations that this case should show and did not.
-        kept: for a sequence of calls, a sentence on what the layer wrongly keeps from call to call; "" if nothing.
+        kept: a sentence on what the layer wrongly carries over from call to call; "" if nothing, or for a single call.
         left_out: for a sequence of calls, reason -> the calls, in words, that can't be expressed for that reason.
         in_float64: the names of arrays that a user's code gave in float64 though the run has another dtype.
     """
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether only the table of deviations is wrong: each mismatch is one that no longer happens."""
+        """Return whether each mismatch is a listed deviation that no longer happens: only the table is wrong."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property

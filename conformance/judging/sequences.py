@@ -33,14 +33,15 @@ class Judged:
     """A finding on how a subject answered a sequence of calls.
 
     Attributes:
-        ratios: worst error / allowed error of every array, over all calls that were right.
-        mismatches: every array that differs; `Mismatch.call` is empty where a layer prepared anew differs too.
-        names: the stages and gradients that were compared.
+        ratios: name -> worst error / allowed error of that array, over all calls that were right.
+        mismatches: one for every array that differs; `Mismatch.call` is "" where a newly prepared layer differs too.
+        names: the stages and gradients that were compared, as keys.
         failed: why a call had no answer; "" if all had.
         left_out: why the subject can't express some steps -> the words of these steps.
-        steps: those that were asked and answered.
-        kept_at: the number of the step that shows that something is kept; None if none does.
-        kept: what the subject keeps, in a sentence, if all steps were right when they were asked; else "".
+        steps: the steps that were run.
+        kept_at: position in `steps` of the step that is wrong only after the others; None if there is none.
+        kept: a sentence on what the subject wrongly carries over between calls, if every answer was right at first;
+            else "".
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Judged:
 
 
 def judge(sequence: CallSequence, subject: Subject) -> Judged:
-    """Return the Judged answers of a subject to all calls of a sequence."""
+    """Return the judgement on a subject's answers to all calls of a sequence."""
     found = Judged()
     steps = sequence.steps(few_shapes=getattr(subject, "slow_to_prepare", False))
     outcomes = _outcomes(subject, steps, Turn())
@@ -127,7 +128,7 @@ def _turn(step: Step, subject: Subject) -> Turn:
 def verdict(
     step: Step, outcome: Outcome, subject: Subject, ratios: dict[str, float] | None = None
 ) -> Sequence[Mismatch] | str:
-    """Return the mismatches of a step's first answer that differs, () if none does, or why there is no answer.
+    """Return the mismatches of the step's first wrong answer, () if all are right; a string says why there is none.
 
     Args:
         step, outcome, subject: as in `play`.

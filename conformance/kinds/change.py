@@ -25,7 +25,7 @@ MASKS = {"valid_lens": "lengths", "allowed": "a keep-mask", "causal": "a causal 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One call, on whose sizes and features a change may depend. Calls of equal sizes are equal settings."""
+    """One call, on whose sizes and features a change may depend. Calls with equal config and sizes compare equal."""
 
     config: AttentionConfig
     sizes: CallSizes
@@ -84,8 +84,8 @@ class Change:
     Args:
         slug: a name in kebab-case that no other change has, with its numbers: "times-0.9", "heads-reversed".
         words: to be read after "<the array> are ": "multiplied by 0.9".
-        apply: makes the changed array.
-        fix: what to do about it, where that is known.
+        apply: (array, names of its axes, the call) -> the changed array.
+        fix: how to undo the change in code, in a sentence; "" where that is not known.
     """
 
     slug: str
@@ -94,7 +94,7 @@ class Change:
     fix: str = ""
 
     def made(self, array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        """Return the changed array; an empty array is returned as it is. Bools count as 0 and 1."""
+        """Return the changed array; an empty array is returned as it is. Bools become 0.0 and 1.0."""
         if not array.size:
             return array
         with any_numbers:
@@ -128,9 +128,9 @@ EACH = "changed: each x becomes {}"
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """A set of calls: a name in kebab-case, words such as "calls with a past", and whether a call is in it.
+    """A set of calls: its name in kebab-case (`slug`), in words ("calls with a past"), and a membership test (`holds`).
 
-    is_kind: whether features of a call decide that, and not its lengths.
+    is_kind: whether features of a call decide membership; if not, its sizes do.
     """
 
     slug: str
@@ -171,7 +171,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield sets of calls that hold all wrong calls and no right one: by one feature, by two, then by sizes."""
+    """Yield sets that contain all wrong calls and no right one: given by one feature, by two, then by sizes."""
     if not right or not wrong:
         return
 
@@ -191,9 +191,9 @@ PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 
 
 def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
-    """Return at most MOST_KINDS kinds of calls, in words, to which every wrong call belongs and no right call does.
+    """Return at most MOST_KINDS kinds of calls, in words, that together contain every wrong call and no right one.
 
-    Return () if none are found, or if there are as many kinds as wrong calls.
+    The result is () if there are none, or as many kinds as wrong calls.
     """
     traits = [_traits(one) for one in wrong]
     fine = set().union(*map(_traits, right))
@@ -210,7 +210,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return in words what wrong calls have and right calls lack; "" if nothing, or only lengths of several calls."""
+    """Return in words what wrong calls have and right calls lack; "" if nothing, or only the sizes of several calls."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

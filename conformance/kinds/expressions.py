@@ -68,8 +68,8 @@ SHORT, DENOMINATOR = 4, 16
 class Expression:
     """A number that may depend on sizes.
 
-    words: such as "sqrt(head_dim / query_dim)", and which other sizes always equalled these where it was measured. at:
-    its value at given sizes. name: the words without the other sizes.
+    words: such as "sqrt(head_dim / query_dim)", and which other sizes always equalled these where it was measured.
+    at: a call -> the expression's value at its sizes. name: `words` without those other sizes.
     """
 
     words: str
@@ -83,7 +83,7 @@ class Expression:
 
 
 def neat(number: float, tolerance: float = CLOSE) -> tuple[str, float]:
-    """Return the number in words, and the number that the words mean: a short one within the tolerance.
+    """Return (words, value) of a short number within the tolerance, such as ("0.1", 0.1); else of the number itself.
 
     >>> neat(0.97), neat(1 / 3), neat(-0.6931471805599453), neat(0.123456789)
     (('0.97', 0.97), ('1/3', 0.3333333333333333), ('-ln 2', -0.6931471805599453), ('0.123457', 0.123456789))
@@ -129,10 +129,10 @@ def _table(
 def expressions_of(numbers: Sequence[tuple[float, Setting]], *, unit: float = 1e-13) -> list[Expression]:
     """Return the Expressions that fit a number measured at several sizes, the simplest first; [] if none fits.
 
-    They are a constant, a form of one or two sizes, or a short number times such a form.
+    They are a constant, an expression of one or two sizes, or a short number times such an expression.
 
     Args:
-        numbers: (the number, the sizes at which it was measured).
+        numbers: pairs (the measured number, the call at whose sizes it was measured).
         unit: the relative error of the data behind the numbers; a fit may be off by 1000 times that.
     """
     measured = np.array([number for number, _ in numbers], np.float64)

@@ -33,7 +33,7 @@ from mha_core.reference.state import State, Step
 
 @cache
 def families(stage: str) -> tuple[Bug, ...]:
-    """Return the measurable bugs that may show first at this stage; for stage "", most measurable bugs.
+    """Return the bugs of `kinds` that may show first at this stage; for stage "", most of these bugs.
 
     >>> families("weights")[0].sentence
     'Under causal, query i sees key j where j <= offset + i.'

@@ -67,7 +67,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
     Args:
         slug: the end of its id, such as "similarity-times-scale". Equal changes must have equal slugs.
         sentence, fix: what was measured, with its number; what to change, or "" where that is not known.
-        steps: step -> its change, which may raise DoesNotApply.
+        steps: step of the reference -> function that replaces its result; it may raise DoesNotApply.
         stage: the stage at which it first shows. Default: the stage of the first step.
     """
     found = {name: OnTop({**FORWARD, **BACKWARD}[name], one) for name, one in steps.items()}
@@ -108,7 +108,7 @@ def only_in(bug: Bug, where: Where) -> Bug:
 
 
 def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """Yield the bugs that let padding in, for layers that still set padded keys and values to 0."""
+    """Yield variants of the bugs that let padding in, for layers that still set padded keys and values to 0."""
     for bug in bugs:
         if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
             sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."
@@ -118,7 +118,7 @@ def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
 
 @cache
 def of_mask(bug: Bug) -> Bug:
-    """Return the bug; if its mask lets padding in, with "weights" as its stage in place of "keys".
+    """Return the bug; if its mask lets padding in, with its stage changed from "keys" to "weights".
 
     >>> from conformance.zoo.registry import all_bugs
     >>> of_mask(next(bug for bug in all_bugs() if bug.id == "lens-one-long")).stage

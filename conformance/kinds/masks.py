@@ -170,7 +170,7 @@ EMPTY = "Give a row without an allowed key the weights 0."
 
 
 def rules_of_sources() -> Iterator[Bug]:
-    """Yield one source of the mask by another rule."""
+    """Yield bugs that read one argument of the mask by another rule."""
     for (k, q), more in product(POSITIONS, (0, 1, -1)):
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}{STANDS.get(q, '')}."
         yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
@@ -197,7 +197,7 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 
 
 def rules_of_two() -> Iterator[Bug]:
-    """Yield bugs of a mask with two sources: a key that one of them allows is let in, or one source is ignored."""
+    """Yield bugs of a mask with two arguments: a key that either of them allows is let in, or one is ignored."""
     for one, other in combinations(SOURCES, 2):
         said = (
             f"Where {_named(one)} and {_named(other)} are given, they are joined by or: either of them lets a key in."
@@ -304,7 +304,7 @@ def _axis(size: int, axis: int) -> NDArray:
 
 
 def rules_of_some() -> Iterator[Bug]:
-    """Yield masks that act in some rows alone."""
+    """Yield bugs in which the mask acts only in some rows."""
     for words, some in SOME.items():
         said = f"The mask acts in {words} alone."
         steps: dict[str, Any] = {"allowed": partial(_in_some, some), "padding": _no_padding}

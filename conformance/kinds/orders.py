@@ -17,7 +17,7 @@ Indices = NDArray[np.int64]
 
 
 class Order(NamedTuple):
-    """A rule that reorders an axis: its name, its words, such as "reversed", and (length, setting) -> indices."""
+    """A rule that reorders an axis: its name (`slug`), in words ("reversed"), and `rule`: (length, call) -> indices."""
 
     slug: str
     words: str
@@ -113,7 +113,7 @@ def orders() -> tuple[Order, ...]:
 
 
 def of_any_length(rule: Callable[[int], Indices], n: int, setting: Setting) -> Indices:
-    """Return the indices that a rule gives for length n, whatever the call."""
+    """Return rule(n): an adapter for rules that depend on the length n alone, and not on the call (`setting`)."""
     return rule(n)
 
 
@@ -124,7 +124,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return the index that each of n places reads from. Raises DoesNotApply where the rule has no meaning."""
+    """Return (n,) the old index of each element after the reordering. DoesNotApply where the rule has no meaning."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")
@@ -132,7 +132,7 @@ def indices_of(order: Order, n: int, setting: Setting) -> Indices:
 
 
 def change_of(name: str, axis: int, order: Order) -> Change:
-    """Return the change that reorders one axis, counted from the last."""
+    """Return the Change that reorders one axis of an array; `axis` counts from the last one, `name` is its name."""
 
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         indices = indices_of(order, array.shape[axis], setting)

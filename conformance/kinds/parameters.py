@@ -17,7 +17,7 @@ from mha_core.reference.state import State, Step
 
 
 def parameters() -> Iterator[Bug]:
-    """Yield bugs: a projection has another one's parameters, or an array of the same shape is added to the heads."""
+    """Yield bugs: a projection uses another one's parameters, or an array of the same shape is added to the heads."""
     names = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values"}
     kinds = {"weight and bias": ("weight", "bias"), "weight": ("weight",), "bias": ("bias",)}
     for (own, stage), other, words in product(names.items(), names, kinds):
@@ -103,7 +103,7 @@ def _in_turn(i: NDArray, heads: int) -> NDArray:
 
 
 def reordered() -> Iterator[Bug]:
-    """Yield bugs that reorder the numbers of projections: of several at once, or of weights or biases alone."""
+    """Yield bugs that reorder weights, biases or both, of one projection or of several at once."""
     for (words, rows), (names, some), kinds in product(OF_HEADS.items(), SETS.items(), KINDS):
         if kinds == "biases" and OUTPUT in some:  # whose channels belong to no head
             continue

@@ -40,15 +40,15 @@ ARE, IS = "{} are {}.", "{} is {}."
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One place: an array on the way to the output that a bug may change.
+    """One array on the way to the output that a bug may change.
 
     Args:
-        id: the step, or the name of what a step reads.
+        id: the step whose result the array is, or the name of an array that a step reads.
         words: the array in words, as the subject of a sentence in the plural.
-        axes: of the array.
-        step: the step that gives or reads it. Default: the step of this name.
-        get: (state, the step beneath) -> the array; None where there is none. Default: the step's result.
-        put: (state, the step beneath, another array) -> the step's result with that array. Default: the array itself.
+        axes: names of the array's axes.
+        step: the step that returns or reads the array. Default: `id`.
+        get: (state, unchanged step) -> the array; None where there is none. Default: the step's result.
+        put: (state, unchanged step, changed array) -> the step's result with it. Default: the changed array itself.
         gauge: the axis along which adding the same number to all elements changes no output; None: there is none.
         says: a format for `words` and the words of the change, such as "{} are {}.".
     """
@@ -77,7 +77,7 @@ class Place:
 
 
 def fault(place: Place, change: Change) -> Bug:
-    """Return the bug of another array at a place."""
+    """Return the bug that changes the array of one Place."""
 
     def changed(state: State, beneath: Step) -> Any:
         array = place.get(state, beneath)
@@ -101,7 +101,7 @@ OF_PROJECTIONS = "the projected "
 
 
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
-    """Return the bug of the same change at several places."""
+    """Return the bug that makes the same change at several Places."""
     bugs = [fault(place, change) for place in places]
     *names, last = [place.words for place in sorted(places, key=lambda place: STAGES.index(place.stage))]
     words = f"{', '.join(names)} and {last}"

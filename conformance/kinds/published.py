@@ -242,7 +242,7 @@ READS: Mapping[str, Callable[[NDArray, int, int], NDArray]] = {
 
 
 def reads() -> Iterator[Bug]:
-    """Yield bugs in which a query head reads another key/value head: of the keys, of the values, or of both."""
+    """Yield bugs in which a query head reads the wrong key head, the wrong value head, or both."""
     steps = {"keys": KEYED, "values": ("heads",), "keys and values": (*KEYED, "heads")}
     for (words, read), what in product(READS.items(), steps):
         sentence = f"Query head h reads {what} of key/value head {words}."
@@ -339,7 +339,7 @@ def _in_format(made: Callable[[State], Any], state: State, beneath: Step) -> NDA
 
 
 def shifts() -> Iterator[Bug]:
-    """Yield bugs that take some channels of a token from the position before."""
+    """Yield bugs that take half of a token's channels from the position before or behind it."""
     for part, by in product(("first", "last"), (1, -1)):
         near = "before" if by == 1 else "behind"
         sentence = f"The {part} half of each input's channels is that of the position {near} it, or 0 (token shift)."
@@ -409,7 +409,7 @@ def _grown(base: float, count: Callable[[State], NDArray], state: State, beneath
 
 
 def dropouts() -> Iterator[Bug]:
-    """Yield bugs that use one keep-mask, the first, for all items, heads, queries or keys."""
+    """Yield bugs that use the first keep-mask of dropout for all items, heads, queries or keys."""
     named = ("items", "heads", "queries", "keys")
     for count in range(1, 16):
         axes = [axis for axis in range(4) if count >> axis & 1]

@@ -104,7 +104,7 @@ FILLS: Mapping[str, Filled] = {
 
 
 def softmaxes() -> Iterator[Bug]:
-    """Yield bugs that take the softmax over other axes (rows divided by their sums or not), or of top scores alone."""
+    """Yield bugs that take the softmax over other axes (rows divided by their sums or not), or of top scores only."""
     named = ("items", "heads", "queries", "keys")
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
@@ -152,14 +152,14 @@ EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
 def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
-    """Return exp(score - highest of the row), 0 where excluded; and exp(-highest), 1 in rows without a key."""
+    """Return exp(score - row maximum), 0 where excluded; and exp(-row maximum), 1 in rows without a key."""
     highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(highest), highest, 0.0)
     return np.where(allowed, np.exp(scores - shift), 0.0), np.exp(-shift)
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug that adds a number to the sum of exponentials; with `less_highest`, of scores less the highest."""
+    """Return the bug that adds a number to the sum of exp(score), or of exp(score - row maximum) (`less_highest`)."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])

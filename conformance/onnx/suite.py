@@ -32,7 +32,7 @@ SUITE = "onnx"
 
 @dataclass(frozen=True)
 class VectorSubject:
-    """ONNX's expected outputs of one vector as a subject, which returns them."""
+    """A subject that returns ONNX's expected outputs of one test vector."""
 
     problem: Problem
     dtype: str

@@ -33,7 +33,7 @@ class Vector:
     Attributes:
         name: its name without the common prefix.
         dtype: the dtype of its inputs.
-        attributes, inputs, outputs: the attributes and arrays of the node, by ONNX's names.
+        attributes, inputs, outputs: ONNX's name -> attribute or array of the node.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Vector:
     def problems(self) -> dict[str, Problem]:
         """Return suffix of the case id -> problem.
 
-        There is a second problem if the vector outputs scores before the bias or the softcap: these are the stage
-        `scores` of a layer without bias and softcap.
+        There is a second problem if the vector also outputs scores before the bias or the softcap: these scores are the
+        stage `scores` of a layer without bias and softcap.
         """
         problem = translate(self)
         found = {"": problem}
@@ -90,7 +90,7 @@ def _cases_of(operator: str) -> list[Any]:
 
 
 def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
-    """Return every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
+    """Return every test case of an operator in the installed `onnx`, without the "_expanded" ones (equal numbers).
 
     Args:
         kind: the class of the vectors.

@@ -21,11 +21,11 @@ class Cause:
     """One cause of a difference.
 
     Attributes:
-        stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.
+        stage: the first wrong stage; several, joined by "or", where the bugs can't be told apart.
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
-        bugs: the ids of the bugs on file that are this cause; several where nothing tells them apart.
-        is_common: whether much code does this, and little code does what another of the causes says.
+        bugs: the zoo's ids of the bugs that are this cause; several where they can't be told apart.
+        is_common: whether much code does this, while another of the causes is rare.
         label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
     """
 
@@ -46,7 +46,7 @@ class Cause:
         return " ".join(self.lines())
 
     def lines(self, number: int = 0) -> list[str]:
-        """Return lines: what is wrong, what to change, and details; `number`: its number among several causes."""
+        """Return lines: what is wrong, what to change, details. `number`: the number to print with it; 0: none."""
         lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
@@ -66,12 +66,12 @@ class Brief:
     Attributes:
         subject, dtype: who was diagnosed, and in which dtype.
         status: 0: nothing differs; 1: it differs; 2: it could not be judged.
-        extent: who differs in how many cases.
-        sure: how sure the causes are.
-        causes: the causes; if none is known, where the difference begins.
+        extent: a line that says in how many cases the subject differs.
+        sure: a sentence on how sure the causes are; "" for none.
+        causes: the causes; if none is known, one with the stage at which the difference begins.
         seen: lines that show what is wrong.
         more: further lines.
-        details: lines of the whole text alone.
+        details: lines shown only in the long form (-v).
     """
 
     subject: str
@@ -95,7 +95,7 @@ class Brief:
 
     @property
     def said(self) -> list[str]:
-        """Return the causes, how sure they are, and what shows them, in lines."""
+        """Return lines: the causes, how sure they are, and what shows them."""
         return [*self.lines, *_symbols(self.lines), *filter(None, [self.sure]), *self.seen]
 
     @property
@@ -107,10 +107,9 @@ class Brief:
         """Return the text in rows of the terminal.
 
         Args:
-            width: columns of a row.
-            most: rows; causes that do not fit are left out whole, and counted.
-            head: whether the text stands alone, as in `mha diagnose`: then the first rows say who differs in how many
-                cases, and `more` is there.
+            width: the number of columns.
+            most: the most rows; causes that do not fit are left out whole, and counted.
+            head: whether `extent` and `more` are included, for a text without other context, as in `mha diagnose`.
         """
         rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
         blocks = [wrapped(line, width, "  ") for line in self.lines]
@@ -142,7 +141,7 @@ class Brief:
         return next((row for row in rows if len(row) <= width), rows[-1])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the Brief as a dict of JSON values."""
         names = ("subject", "dtype", "text", "sure")
         keys = ("stage", "what", "change")
         causes = [{**{key: getattr(one, key) for key in keys}, "bugs": list(one.bugs)} for one in self.causes]

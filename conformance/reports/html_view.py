@@ -50,7 +50,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One error / allowed error: the text to show and the step of the colour scale (None: no number)."""
+    """An error / allowed error as shown: its text, and its step on the colour scale (None if it is no number)."""
 
     text: str
     step: int | None = None
@@ -74,8 +74,8 @@ class ResultView:
     """One result of the JSON report, ready to show.
 
     Attributes:
-        id: its position in the report.
-        entry: the result as the report has it.
+        id: its position in the report, as text.
+        entry: the result's object in the JSON report.
     """
 
     id: str
@@ -141,7 +141,7 @@ class Group:
 
 
 def ratio(value: float | str | None) -> Ratio:
-    """Return the text and colour of one error / allowed error, which JSON holds as a number, "nan", "inf" or "-inf".
+    """Return the Ratio for an error / allowed error in JSON: a number, "nan", "inf" or "-inf"; None for none.
 
     >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
     (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')
@@ -182,7 +182,7 @@ def _worst(values: Iterable[float | str]) -> Ratio:
 
 
 def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
-    """Return one result of the JSON report; `position` is its place there."""
+    """Return one result of the JSON report, ready to show; `position` is its index there."""
     return ResultView(
         id=str(position),
         entry=entry,
@@ -195,7 +195,7 @@ def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
 
 
 def groups_of(results: Sequence[ResultView]) -> list[Group]:
-    """Return the results of each Column; columns of one subject stand together, in the order of their first results."""
+    """Return the results grouped by Column; columns of one subject are neighbours, in the order of first results."""
     order = list(dict.fromkeys(result.column.subject for result in results))
     columns = dict.fromkeys(result.column for result in results)
     groups = {column: Group(column) for column in sorted(columns, key=lambda column: order.index(column.subject))}

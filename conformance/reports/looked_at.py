@@ -66,7 +66,7 @@ SEQUENCES = "a second call of another shape, mask or thread"
 
 @dataclass(frozen=True)
 class OfPart:
-    """A description of the calls of layers with one part.
+    """A description of the calls of layers with one optional part, such as rotary positions.
 
     Attributes:
         sizes: name of a size in words -> the largest in any of these calls.
@@ -84,10 +84,10 @@ class LookedAt:
     Attributes:
         sizes: name of a size in words -> the largest in any call.
         dtypes, devices, paths: those that were run; a path is one of a backend's.
-        kinds: the kinds, from KINDS and SEQUENCES, that occurred among the calls.
-        never: the dtypes, devices, paths and kinds that no call had.
-        with_all: what `mha check --all` asks besides.
-        parts: a part of layers in words -> the calls of layers with it. A part that no layer had is not in it.
+        kinds: the kinds of calls, from KINDS and SEQUENCES, that occurred.
+        never: the dtypes, devices, paths and kinds of calls that did not occur.
+        with_all: in words, what `mha check --all` would run besides.
+        parts: optional part of layers, in words -> the calls of layers with it, if there were any.
     """
 
     sizes: dict[str, int]
@@ -133,8 +133,8 @@ def looked_at(
     Args:
         asked: the cases and sequences.
         results: the results; those without an answer do not count.
-        subjects: the subjects that were asked; backends among them say which paths they have.
-        plan: which of the questions the run asked. Default: all.
+        subjects: the subjects that were run; backends among them say which paths they have.
+        plan: the plan of the run, if it left cases or repetitions out. Default: it left none out.
     """
     answered = [result for result in results if result.status not in ("unsupported", "failed")]
     if not answered:

@@ -11,11 +11,11 @@ import jinja2
 
 @cache
 def template(package: str, page: str, script: str = "") -> jinja2.Template:
-    """Return the template of a page. It has its script as `script`, and as `policy` the CSP that lets no other run.
+    """Return the template of a page, with variables `script` (its script) and `policy` (a CSP that lets no other run).
 
     Args:
-        package: where the folder `templates` is; templates of this package can be included as well.
-        page, script: names of two files there; "" for a page without a script.
+        package: the package that has the folder `templates`; this package's templates can be included as well.
+        page, script: names of two files in that folder; `script` "" for a page without a script.
     """
     own = jinja2.PackageLoader(package)
     environment = jinja2.Environment(

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 
 
 def print_results(console: Console, results: Sequence[Result], looked_at: LookedAt | None = None) -> None:
-    """Print the parity table, the table of trained recordings, every failure, what was looked at, and a last line."""
+    """Print the parity table, the table of trained recordings, every failure, what was covered, and a last line."""
     console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
@@ -67,7 +67,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 
 def row_line(results: Sequence[Result]) -> str:
-    """Return one line for a subject in one dtype: how many of its results are equal to the reference, or as listed."""
+    """Return one line for a subject in one dtype: how many results equal the reference, or deviate as listed."""
     right = sum(result.status in ("equal", "deviates") for result in results)
     judged = sum(result.status != "unsupported" for result in results)
     listed = " or as listed" if any(result.status == "deviates" for result in results) else ""
@@ -194,15 +194,15 @@ def to_json(
     looked_at: LookedAt | None = None,
     diagnoses: Sequence[Mapping[str, Any]] | None = (),
 ) -> dict[str, Any]:
-    """Return the report as JSON can hold it.
+    """Return the report as a dict of JSON values.
 
     Args:
         results: every Result.
         versions: backend -> package -> version.
-        known: the table that the results were judged with; the report holds the entries that they name.
+        known: the table of deviations used in judging; the report includes those of its entries that results name.
         could_not_run: a line for each subject or backend that could not be used.
-        looked_at: what the calls of the results were; None if none had an answer.
-        diagnoses: why subjects differ, as `conformance.diagnosis.brief.Brief.to_dict` has it. None: not said.
+        looked_at: the description of the calls; None if none had an answer.
+        diagnoses: why subjects differ: results of `conformance.diagnosis.brief.Brief.to_dict`. None: not diagnosed.
     """
     found = list(results)
     named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}

@@ -50,13 +50,13 @@ def as_trace(
     *,
     copy: bool = True,
 ) -> Trace:
-    """Return the answer of a subject as a Trace; it may be a Trace, a dict by stage, or an output alone.
+    """Return a subject's answer as a Trace. The answer is a Trace, a dict stage -> array, or just the output.
 
     Args:
-        answer: what it returned.
-        weight_names: the names of its weights, which gradients may have.
-        shapes: the expected shape of each array; one of another shape that is too large to be copied is refused.
-        copy: whether the Trace has copies of the returned arrays; else it has the arrays themselves.
+        answer: what the subject returned.
+        weight_names: the names of its weights, which may have gradients.
+        shapes: name -> expected shape; arrays of another shape that are too large to be copied are refused.
+        copy: whether the Trace has copies of the returned arrays, or the arrays themselves.
 
     Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
 
@@ -131,9 +131,9 @@ MOST_BYTES = 2**28
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
-    """Return a NumPy array, or a copy of it; raise SubjectFailed for anything else, and name the missing conversion.
+    """Return a NumPy array, or a copy of it. SubjectFailed for any other object, with the conversion that is missing.
 
-    It also raises for an array of more than MOST_BYTES that does not have the `shape` that it must have.
+    It is raised too for an array of more than MOST_BYTES whose shape is not `shape`.
     """
     if isinstance(value, np.ndarray):
         if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
@@ -210,7 +210,7 @@ def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
 
 
 def place_now(threads: Iterable[threading.Thread]) -> str:
-    """Return the place in the user's code where one of these threads is at work, in the form of `place`."""
+    """Return where in the user's code one of these threads is now, in the form of `place`."""
     now = sys._current_frames()
     stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
     return next(filter(None, map(_last_own, stacks)), "")

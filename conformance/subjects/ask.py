@@ -45,17 +45,17 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`, and optionally
-            `supports(config, inputs)`, which gives None or the reason why not. If it has a
-            `time_limit` in seconds, all of it runs in a thread that is not the caller's.
+            `supports(config, inputs)`, which returns None or the reason why not. If it has a
+            `time_limit` in seconds, all its code runs in another thread than the caller's.
         problem: rounded to the subject's dtype.
 
     Returns:
-        A Trace of NumPy arrays of its own, with at least an output. Their shapes, dtypes and
-        values are not checked here.
+        A Trace of copied NumPy arrays, with at least an output. Their shapes, dtypes and values are
+        not checked here.
 
     Raises:
-        CannotExpress: the subject says so.
-        SubjectFailed: it raised, gave something else than NumPy arrays, wrote into its weights or
+        CannotExpress: the subject can't do what the problem asks, by its `supports` or by raising this.
+        SubjectFailed: it raised, returned something else than NumPy arrays, wrote into its weights or
             inputs, or did not answer in time.
     """
     return Session(subject, problem).answer()
@@ -76,19 +76,19 @@ TOGETHER_SECONDS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One act on a prepared layer: it is asked, or earlier answers are looked at again.
+    """One step of a session with prepared layers: a call, or a second look at the answers to earlier calls.
 
     Args:
-        problems: the problem that is asked. Several are asked at once, each from a thread of its own; with none, every
-            array that earlier turns returned is copied once more.
-        layer: which of several layers is asked. It is prepared at its first turn, for the problem of this turn.
-        times: how often each problem is asked.
-        thread: 1 asks from another thread than 0.
-        same_arrays: whether the arrays of the turn before are handed out again, with the contents of this one.
-        spoil: whether other numbers are written into what the layer returned, as the caller may do.
-        weights: the layer's new weights, set before it is asked.
-        how: "set": its own `set_weights` is called; "in place": they are written into the arrays that `prepare` was
-            given; "prepared anew": so too, and then a layer is prepared from these arrays and answers from now on.
+        problems: the inputs of the call. Several are called at once, each from its own thread; with none, every array
+            that earlier turns returned is copied again, to see whether it has changed.
+        layer: the number of the layer that is called. It is prepared at its first turn, for the problem of this turn.
+        times: how often each call is made.
+        thread: which thread makes the call, 0 or 1.
+        same_arrays: whether the layer gets the array objects of the turn before again, with other numbers in them.
+        spoil: whether the layer's output is then overwritten, as its caller may do.
+        weights: new weights, which the layer gets before the call; None: it keeps its own.
+        how: how it gets them. "set": by its `set_weights`; "in place": they are written into the arrays that `prepare`
+            was given; "prepared anew": they are written there, and a new layer, prepared from them, replaces the old.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -111,10 +111,10 @@ class _Layer:
 
 
 class Session:
-    """A subject prepared for the layer of one problem, which can be asked repeatedly.
+    """A subject prepared for the layer of one problem, which can then be called repeatedly.
 
-    Everything that touches the subject or its answer runs within its time limit, and its errors become messages of
-    one line; see `ask` for the arguments and errors.
+    All code of the subject runs under its time limit, and its errors become messages of one line; see `ask` for the
+    arguments and errors.
     """
 
     def __init__(self, subject: Any, problem: Problem) -> None:
@@ -133,7 +133,7 @@ class Session:
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
         """Yield the layer's answers to the inputs of these problems, in order; the first error ends them.
 
-        A subject in another process may be asked all of them before this yields the first answer.
+        If the subject is in another process, all problems may be sent to it before the first answer is yielded.
         """
         if self._elsewhere is not None:  # a session there does what this one does
             yield from self._elsewhere.answers(problems)
@@ -145,7 +145,7 @@ class Session:
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
         """Yield for each turn, in order, the answers to all its problems, or the error that says why there are none.
 
-        Call it once: it prepares layers of its own. A subject in another process may be asked all turns at once.
+        Call it only once, since it prepares the layers. All turns may be sent at once to a subject in another process.
         """
         if self._elsewhere is not None:
             yield from self._elsewhere.turns(turns)

@@ -49,7 +49,7 @@ class BackendSubject:
         return Precision.of(self.dtype).with_kernel(self.backend.softmax_kernel(self.device, path))
 
     def elsewhere(self, problem: Problem) -> Any:
-        """Return the prepared layer of a backend in another process; None for one in this process."""
+        """Return a session for the problem's layer if the backend is in another process; None if it is in this one."""
         opened = getattr(self.backend, "session", None)
         return None if opened is None else opened(problem, self.dtype, self.device, self.path)
 
@@ -59,7 +59,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return a float32 backend that compiles as its users' programs do, which takes longer; others unchanged."""
+    """Return a float32 backend with its users' compiler settings, which compile longer; any other subject unchanged."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path
@@ -68,14 +68,14 @@ def as_users_run(subject: Any) -> Any:
 
 
 def paths_to_check(backend: Backend, path: str | None, *, compiled: bool = False) -> tuple[str | None, ...]:
-    """Return the paths: `path` alone, the `compiled` ones, or the default ones, of which the usual one is None."""
+    """Return the compiled paths if `compiled`, else `path` if given, else the default ones; None is the usual path."""
     if compiled:
         return backend.compiled_paths()
     return (None, *backend.default_paths()[1:]) if path is None else (path,)
 
 
 class ReferenceSubject:
-    """The reference as a subject, which can run the suite like a backend."""
+    """A subject that runs the reference itself, so that the suite can judge it like a backend."""
 
     name = "reference"
     dtype = "float64"

@@ -28,7 +28,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """Return the names of keywords that a plain function is given if it has a parameter of that name.
+    """Return the names of optional parameters: a plain function is given each of them that it declares.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -50,7 +50,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return in words how to have something judged that is no subject, such as a framework's layer or its class.
+    """Return in words how to have an object judged that is no subject, such as a framework's layer or its class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -69,7 +69,7 @@ def to_begin(thing: Any) -> str:
 
 
 class OtherDtype(SpecError):
-    """A subject that does not compute in the dtype asked for."""
+    """An error: the subject does not compute in the requested dtype."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class FunctionSubject:
     """A plain function as a subject; `subject_from_function` makes it.
 
     Attributes:
-        function: f(weights, queries, keys, values, mask) and options -> output, dict by stage, or Trace.
-        name: as reports show it.
-        options: which of `known_options` it takes.
-        dtype, dtypes: the dtype of this run, and all that it computes in.
-        own_supports: what the function's author says it can't express; see `supports`.
+        function: f(weights, queries, keys, values, mask, and its options) -> output, dict stage -> array, or Trace.
+        name: its name in reports.
+        options: the names from `known_options` that it has as parameters.
+        dtype, dtypes: the dtype of this run, and all dtypes that it computes in.
+        own_supports: the author's function (config, inputs) -> what it can't express, or None; None: no such function.
     """
 
     function: Callable[..., Any]
@@ -156,11 +156,11 @@ def subject_from_function(
     Args:
         function: `f(weights, queries, keys, values, mask)`, these five names in this order. Further
             parameters of the names in `known_options()` are given by keyword; others need a default. It returns
-            its output (B, Lq, Do), a dict by stage, or a Trace.
+            its output (B, Lq, Do), a dict stage -> array, or a Trace.
         name: its name in reports. Default: the function's own.
         dtype: the dtype of this run. Default: the first of `dtypes`.
         dtypes: the dtypes that it computes in.
-        supports: `supports(config, inputs)` returns None, or what of this case it can't express.
+        supports: (config, inputs) -> what of this case the function can't express, or None.
 
     Raises:
         SpecError: the function has other parameters, or `dtype` is not among `dtypes`.

@@ -58,7 +58,7 @@ def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """Return a writable copy with the strides of `array`, or with `strides`: it stays transposed or expanded."""
+    """Return a writable copy with the same strides (or with `strides`), so that it is transposed or expanded too."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides

@@ -61,7 +61,7 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
 
 
 def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]:
-    """Return the results of all works, as `in_time`, each in its own thread, all at once; or raise the first error."""
+    """Return the results of all works, each run as by `in_time` at the same time; or raise the first error."""
     workers = [_idle.pop() if _idle else _Worker() for _ in works]
     for worker, work in zip(workers, works, strict=True):
         worker.jobs.put(partial(contextvars.copy_context().run, work))

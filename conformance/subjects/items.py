@@ -19,9 +19,9 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 
 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
-    """Return the axis that counts the batch items in an array of a call, or in its gradient; None without one.
+    """Return the axis of the batch items in an array of a call, or in its gradient; None if it has none.
 
-    `query_offset` may be one number; positions with several axes, (axes, B, L), have the items second.
+    It has none if it broadcasts over the items. Positions (axes, B, L) have the items on axis 1.
 
     >>> axis_of_items("bias", np.zeros((3, 5, 7)), batch=3), axis_of_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
     (None, 0)
@@ -33,7 +33,7 @@ def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
 
 
 def take_items(inputs: AttentionInputs, items: NDArray[np.integer]) -> AttentionInputs:
-    """Return the call with these items of its batch, in this order, in every array that has an axis for them."""
+    """Return the call with only these batch items, in this order, in every array that has an axis for them."""
     batch = inputs.queries.shape[0]
     arrays = input_arrays(inputs)
     axes = {name: axis_of_items(name, array, batch) for name, array in arrays.items()}
@@ -43,16 +43,16 @@ def take_items(inputs: AttentionInputs, items: NDArray[np.integer]) -> Attention
 
 
 def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
-    """Return the problem with these items of its batch, in its inputs and in what was recorded."""
+    """Return the problem with only these batch items, in its inputs and in its recorded arrays."""
     recorded = {name: array[items] for name, array in problem.recorded.items()}
     return replace(problem, inputs=take_items(problem.inputs, items), recorded=recorded)
 
 
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
-    """Return the call with these queries and keys alone, in every array that has an axis for them.
+    """Return the call with only these queries and new keys, in every array that has an axis for them.
 
     Past keys stay; with past keys, `keys` must be all, because a mask counts both. In a layer with rotary positions,
-    each side must be given its own (see `with_positions`).
+    positions of queries and of keys must be given (see `with_positions`).
 
     >>> x = np.zeros((2, 5, 6))
     >>> taken = take_positions(AttentionInputs(x, x, x), slice(3, None), slice(4))
@@ -79,9 +79,9 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 
 
 def with_positions(problem: Problem) -> AttentionInputs:
-    """Return the inputs; in a layer with rotary positions, those of queries and of new keys are given explicitly.
+    """Return the inputs, with explicit positions of queries and of new keys if the layer has rotary positions.
 
-    `take_positions` needs that, because positions that are not given would be counted anew.
+    `take_positions` needs them, because positions that are not given would be counted from the first one taken.
     """
     inputs = problem.inputs
     if problem.config.rotary is None:
@@ -99,12 +99,12 @@ def with_positions(problem: Problem) -> AttentionInputs:
 
 
 def reordered(arrays: Mapping[str, NDArray], inputs: AttentionInputs, order: NDArray[np.integer]) -> dict[str, NDArray]:
-    """Reorder the batch items in arrays that belong to the stages and gradients of a call.
+    """Return a new dict of the arrays, with batch items reordered in each array that has an axis for them.
 
     Args:
-        arrays: the values, or the allowed errors, by the names of `Trace.arrays`.
+        arrays: name, as in `Trace.arrays` -> stage or gradient, or its allowed error.
         inputs: the call.
-        order: every item of its batch once.
+        order: (B,) the old index of each item.
     """
     given, batch = input_arrays(inputs), inputs.queries.shape[0]
 

@@ -22,9 +22,9 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why no single argument of a live layer can express a mask, as in `mha_core.live.probe`; None if one can.
+    """Return why no one mask argument of a live layer (see `mha_core.live.probe`) can express a mask; None if one can.
 
-    With several sources, the translation of the mask would be judged, and not the layer.
+    If several arguments had to be combined, their combination would be judged, and not the layer.
 
     >>> why_not_one(AttentionMask(causal=True, query_offset=2))
     'a mask with a query offset'
@@ -41,13 +41,13 @@ def why_not_one(mask: AttentionMask) -> str | None:
 
 
 class LiveSubject:
-    """A live layer, as `mha_core.live.probe` reads and runs it, as a subject.
+    """A subject: a live layer, as `mha_core.live.probe` reads and runs it.
 
     Args:
-        reading: the layer as it was read, and what runs it.
+        reading: the layer as it was read, and the function that runs it.
 
     Attributes:
-        config, weights: the only ones that it can be asked with.
+        config, weights: those of the layer; it can't be prepared with any others.
     """
 
     device = "cpu"
@@ -61,12 +61,12 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """Return the nearest problem that the layer can be asked: with its own weights, and one input if it takes one.
+        """Return the problem changed so that the layer can run it: with its own weights, and one input if it takes one.
 
-        The result is None for another config, and for unequal lengths if the layer takes one input.
+        It is None for another config, inputs split into heads, a past, and, with one input, for unequal lengths.
 
         Raises:
-            CannotExpress: a mask that no argument of a live layer stands for (see `why_not_one`).
+            CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).
         """
         if problem.config != self.config or problem.inputs.is_split or problem.inputs.past_keys is not None:
             return None
@@ -84,7 +84,7 @@ class LiveSubject:
         return Problem(self.config, self.weights, replace(inputs, cotangent=None))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words what of a call this layer can't be asked; None if nothing."""
+        """Return in words what in a call this layer can't express; None if nothing."""
         if inputs.dropout_keep is not None:
             return "a given keep-mask"
         if self.reading.meant is not None and not _same_mask(config, inputs, self.reading.meant(inputs)):

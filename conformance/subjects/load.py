@@ -70,10 +70,10 @@ class LoadedSubject:
     """A user's subject in one dtype, with defaults for the attributes that it lacks.
 
     Attributes:
-        spec: the place where it was found, MODULE:NAME.
-        origin: the place where it is defined, if it was imported under another name; else the spec.
-        undeclared: whether it is an object that says nowhere what it can express.
-        says_compiled: whether it has another subject as its attribute `compiled`: the same layer, compiled or exported.
+        spec: the name by which it was loaded, MODULE:NAME.
+        origin: MODULE:NAME of its definition, if it was loaded by another name; else the spec.
+        undeclared: whether it is an object with neither `supports` nor `capabilities`.
+        says_compiled: whether its attribute `compiled` is another subject: the same layer, compiled or exported.
         original: the object with `prepare`.
         name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.
@@ -104,8 +104,8 @@ class LoadedSubject:
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         """Return in words what of a case the subject can't express; None if nothing.
 
-        Its `supports`, if it has one, and its `capabilities` decide. Features that are newer than the first definition
-        must be among the capabilities: an object that does not name them may have been written before.
+        Its `supports` and its `capabilities` decide, if it has them. Features that were added to the definition later
+        must be among the capabilities, because an object without them may be older.
         """
         asked = getattr(self.original, "supports", None)
         if isinstance(self.original, FunctionSubject):
@@ -126,8 +126,8 @@ class LoadedSubject:
 def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMIT) -> LoadedSubject:
     """Return the subject that `MODULE:NAME` names, in one dtype.
 
-    The name is a subject, a plain function, or a factory: anything that can be called without
-    arguments, or with `dtype` alone, and returns one of the two. The current folder is searched too.
+    The name is that of a subject, of a plain function, or of a factory: a callable without arguments, or
+    with `dtype` only, that returns one of the two. The current folder is searched too.
 
     Raises:
         SpecError: the spec is malformed, nothing is there, importing or making it fails, it is no
@@ -198,8 +198,8 @@ def load_object(spec: str, what: str) -> Any:
     """Return the object that `MODULE:NAME` names; the current folder is searched too.
 
     Args:
-        spec: the place.
-        what: what is loaded, for messages: "the original".
+        spec: MODULE:NAME.
+        what: what is loaded, in words for messages: "the original".
 
     Raises:
         SpecError: the spec is malformed, nothing is there, or importing it fails.

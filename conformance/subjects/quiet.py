@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Return a context that holds back what C++ code writes to stderr, and shows it if the block raises.
+    """Return a context that hides what C++ code writes to stderr, and shows it afterwards if the context raises.
 
-    TensorFlow logs to the file descriptor while it is imported, before any setting of its own counts.
+    TensorFlow writes logs to the file descriptor while it is imported, before any setting could stop it.
     """
     sys.stderr.flush()
     terminal = os.dup(2)
@@ -53,14 +53,14 @@ _printed: dict[str, int] = {}
 
 
 def pass_on(pipe: int, name: str) -> threading.Thread:
-    """Return a thread that reads a pipe to its end and writes the beginning to stderr; it says if it leaves any out.
+    """Return a thread that copies the beginning of a pipe's output to stderr, and says if it leaves out the rest.
 
-    It says nothing of logs of imports, of installed packages' warnings about what cases ask for, and of warnings that
-    differ from earlier ones in numbers alone, which it drops too.
+    It silently drops logs of imports, installed packages' warnings about what cases ask for, and warnings that differ
+    from earlier ones only in numbers.
 
     Args:
         pipe: a file descriptor, which is closed at the end.
-        name: who prints; all pipes of one name together may print `MOST_PRINTED` characters.
+        name: the name of the writer; all pipes of one name together may print `MOST_PRINTED` characters.
     """
 
     def first(warning: re.Match[bytes]) -> bytes:

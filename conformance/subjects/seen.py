@@ -17,7 +17,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Seen:
-    """A base of subjects that change something about another; all else is the other's."""
+    """A base of subjects that wrap another one; attributes that they do not define are those of the wrapped one."""
 
     subject: Any
 
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class SecondCall(Seen):
-    """A subject that shows the second answer to two equal calls of one prepared layer."""
+    """A subject that calls another one's prepared layer twice, and returns the second answer."""
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """Return a run that calls the subject's run twice and returns the second answer."""
@@ -48,11 +48,11 @@ class SecondCall(Seen):
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which a subject gives its outputs in place of (B, Lq, Do).
+    """A shape in which a subject returns its outputs in place of (B, Lq, Do).
 
     Attributes:
-        said, change: the form in words, and what to change.
-        shape: (B, Lq, Do) -> the shape of an output in this form.
+        said, change: the shape in words, and what to change in the code.
+        shape: (B, Lq, Do) -> the subject's shape for it.
         to_output: (array, B, Lq) -> the array as (B, Lq, Do).
     """
 
@@ -89,7 +89,7 @@ FORMS = (
 
 
 def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form | None:
-    """Return the form that all outputs have in place of (B, Lq, Do), from pairs (shape, right shape); None if none."""
+    """Return the Form that all outputs have, from pairs (subject's shape, right shape); None if they have none."""
     is_right = all(got == right for got, right in shapes)
     fits = (form for form in FORMS if all(got == form.shape(*right) for got, right in shapes))
     return None if is_right else next(fits, None)
@@ -97,7 +97,7 @@ def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form |
 
 @dataclass(frozen=True)
 class Reformed(Seen):
-    """A subject whose outputs have another form, with the outputs as (B, Lq, Do) and no other arrays."""
+    """A subject that wraps one with outputs of another Form: it returns them as (B, Lq, Do), and no other stages."""
 
     form: Form
 

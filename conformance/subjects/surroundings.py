@@ -15,16 +15,16 @@ _spare: dict[str, int] = {}
 
 
 def spare_streams() -> None:
-    """Duplicate the streams, so that they can be opened again if a subject closes them. Only for our own program."""
+    """Duplicate stdout and stderr, so that they can be reopened if a subject closes them. Only for our own program."""
     for name in STREAMS:
         _spare[name] = os.dup(getattr(sys, name).fileno())
 
 
 @contextmanager
 def kept_surroundings() -> Iterator[None]:
-    """Return a context after which the streams are open and restored, and the recursion limit is no lower than before.
+    """Return a context after which stdout and stderr are open and as before, and the recursion limit is no lower.
 
-    A subject that redirects its output and hangs, or closes a stream, would suppress the report otherwise.
+    Otherwise a subject that redirects its output and hangs, or closes a stream, would suppress the report.
     """
     streams = {name: getattr(sys, name) for name in STREAMS}
     depth = sys.getrecursionlimit()

@@ -75,14 +75,14 @@ def answers(
     calls: list[AttentionInputs],
     limit: float,
 ) -> wire.Together:
-    """Return a layer's answers (arrays by name), and the error that ended them or None; prepare it at its first call.
+    """Return a layer's answers (name -> array, each), and the error that ended them or None; prepare it if it is new.
 
     Args:
         session: the name of the prepared layer.
         source: how its subject is made.
         layer: its config and weights; None if it has been prepared.
         calls: the inputs of its calls, in this order.
-        limit: seconds that a subject with a time limit may take for each call.
+        limit: seconds for each call, if the subject has a time limit.
 
     Raises:
         NotPrepared: `layer` is None, and it has not been prepared.
@@ -109,12 +109,12 @@ def answers(
 
 
 def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
-    """Return the results of `Session.turns` on layers prepared for these turns, with arrays in place of Traces.
+    """Return the results of `Session.turns` on newly prepared layers, with name -> array in place of each Trace.
 
     Args:
         source: how the subject is made.
         done: the turns, in this order.
-        limit: seconds that a subject with a time limit may take for each.
+        limit: seconds for each turn, if the subject has a time limit.
     """
     function, *arguments = source
     session = Session(within(_named(function)(*arguments), limit), done[0].problems[0])
@@ -203,7 +203,7 @@ def described_subject(spec: str, dtype: str, limit: float) -> dict[str, Any]:
 
 
 def described_subjects(spec: str, dtypes: tuple[str, ...], limit: float) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return `described_subject` for each of `dtypes` that it computes in, and a line for each of the others."""
+    """Return `described_subject` for each of `dtypes` that the subject computes in, and a line for each other dtype."""
     found, left_out = load_subjects(spec, dtypes, time_limit=limit)
     return [_described(subject) for subject in found], left_out
 

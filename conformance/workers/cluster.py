@@ -37,13 +37,13 @@ HELLO = "__import__('conformance.workers.protocol', fromlist=['']).Hello.of_this
 
 
 class Cluster(Executor):
-    """An executor on a Dask cluster. It takes only units: `submit(execute, unit, settings)`.
+    """An executor on a Dask cluster. It takes only a Unit of work: `submit(execute, unit, settings)`.
 
-    Units that it gives up go to `instead`, the executor on this machine: `run_units` sends them there.
+    If it fails at a unit, `run_units` gives that unit to `instead`, an executor on this machine.
 
     Args:
-        address: of the scheduler, such as tcp://10.0.0.1:8786.
-        workers: processes at a time, if this machine takes over. None: one for each core.
+        address: the scheduler's address, such as tcp://10.0.0.1:8786.
+        workers: how many processes work at a time, if this machine takes over. None: one for each core.
         say: called with one line when this machine takes over.
 
     Raises:
@@ -111,7 +111,7 @@ class Cluster(Executor):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the connection was lost. A scheduler forgets the work of clients that are gone."""
+        """Return whether the connection was lost. The scheduler then has forgotten this client's work."""
         return self._client.scheduler_comm is not self._connection or self._client.status != "running"
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
@@ -129,7 +129,7 @@ class Cluster(Executor):
         return future
 
     def look(self) -> None:
-        """Give up a cluster that is gone, or has had no workers for a while: its client would wait for ever."""
+        """Stop using the cluster if it is gone, or has had no workers for a while: its client would wait for ever."""
         now = time.monotonic()
         if self.is_gone:
             self._give_up()
@@ -154,7 +154,7 @@ class Cluster(Executor):
             future.cancel()
 
     def instead(self, error: BaseException) -> Executor:
-        """Return this machine's executor, for a unit that was given up with `error`, which it prints the first time."""
+        """Return this machine's executor, for a unit at which the cluster failed; print `error` the first time."""
         if self._local is None:
             if self.is_gone:
                 why = "is gone"

@@ -44,14 +44,14 @@ _line: Line | None = None
 
 
 def use_line(line: Line) -> None:
-    """Send all questions to other processes through this line from now on."""
+    """Send all requests to other processes through this Line from now on."""
     global _line
     _line = line
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A process beside this one, kept between questions. It has a home (what it runs, such as "torch") and settings."""
+    """A worker process that stays between requests. `home`: what runs in it, such as "torch"."""
 
     home: Home
     settings: Settings
@@ -60,12 +60,12 @@ class Elsewhere:
         """Return what a function returns in that process; raises what it raises there.
 
         Args:
-            seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
+            seconds: the time that the call may take. None: no limit, as long as the process gives signs of life.
             kind: the type of the answer.
-            function, given: a function of a module, and its arguments.
+            function, given: a module-level function, and its arguments.
 
         Raises:
-            CannotStart: there is no such process.
+            CannotStart: the process can't be started.
             WorkerDied: it ended, or had to be ended, or sent something else than an answer of this type.
         """
         request = request_of(function, *given)
@@ -92,7 +92,7 @@ class Elsewhere:
 
 
 def request_of(function: Callable[..., Any], *given: Any) -> bytes:
-    """Return the request, as bytes, to call a function of a module with these arguments."""
+    """Return the request, as bytes, to call a module-level function with these arguments."""
     return f"{function.__module__}:{function.__qualname__}\0".encode() + wire.dumps(list(given))
 
 
@@ -100,12 +100,12 @@ _numbers = itertools.count()
 
 
 class RemoteSession:
-    """A prepared layer in another process; the counterpart in this one is `conformance.subjects.ask.Session`.
+    """A prepared layer in another process; for a layer in this process see `conformance.subjects.ask.Session`.
 
     Args:
         process: the process in which the layer is prepared.
-        source: how its subject is made there.
-        problem: has the layer's config and weights.
+        source: how the layer's subject is made there.
+        problem: a problem with the layer's config and weights.
         limit: seconds that one answer may take.
     """
 
@@ -127,7 +127,7 @@ class RemoteSession:
             raise error if isinstance(error, Exception) else SubjectFailed("its process sent too few answers")
 
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
-        """Yield the results of `conformance.subjects.ask.Session.turns`, from layers prepared for these turns."""
+        """Yield the results of `conformance.subjects.ask.Session.turns`, from newly prepared layers."""
         seconds = sum(max(1, turn.times * len(turn.problems)) for turn in turns) * self._limit + GRACE_SECONDS
         arguments = (self._source, list(turns), self._limit)
         try:
@@ -231,7 +231,7 @@ class DescribedBackend(Backend):
         return self._kernels[device, path]
 
     def session(self, problem: Problem, dtype: str, device: str, path: str | None) -> RemoteSession:
-        """Return a session with the problem's layer in the backend's process, which prepares it at the first call."""
+        """Return a session for the problem's layer, which the backend's process prepares at the first call."""
         source = ("conformance.workers.answering:backend_subject", self.name, dtype, device, path)
         return RemoteSession(Elsewhere(self.home, self.settings), source, problem, BACKEND_SECONDS)
 
@@ -248,7 +248,7 @@ class DescribedBackend(Backend):
 
 
 def describe_backend(name: str, settings: Settings) -> DescribedBackend:
-    """Return a stand-in for a backend, described by a process of its own, which is kept for work.
+    """Return a stand-in for a backend. A process is started for it, which describes it and will do its work.
 
     Raises:
         CannotStart: its interpreter can't be used.
@@ -268,9 +268,9 @@ class RemoteSubject:
     Attributes:
         spec, name, dtype, device, precision, selector, origin, undeclared, says_compiled: as of a `LoadedSubject`.
         limit: seconds that one answer may take in its process.
-        patience: seconds that the caller waits for an answer, if these are fewer.
+        patience: seconds that the caller waits for an answer, if that is less than `limit`.
         settings: what its process is started with.
-        source: how it is made in its process. Default: from its spec.
+        source: how it is made in its process: a function's name and its arguments. Default: loaded by its spec.
         place: the name of its process. Default: the spec.
     """
 
@@ -300,20 +300,20 @@ class RemoteSubject:
         return replace(self, patience=seconds)
 
     def elsewhere(self, problem: Problem) -> RemoteSession:
-        """Return a session with the problem's layer in the subject's process, which prepares it at the first call."""
+        """Return a session for the problem's layer, which the subject's process prepares at the first call."""
         source = self.source or ("conformance.workers.answering:own_subject", self.spec, self.dtype, self.limit)
         process = Elsewhere(self.home, self.settings)
         return RemoteSession(process, source, problem, min(self.limit, self.patience))
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """Return a function that asks the subject; its process prepares the layer at the first call."""
+        """Return a function that runs the layer in the subject's process, which prepares it at the first call."""
         return _asking(self.elsewhere, config, weights)
 
 
 def describe_subjects(
     spec: str, dtypes: Sequence[str], time_limit: float, settings: Settings
 ) -> tuple[list[RemoteSubject], list[str]]:
-    """Return a user's subject in each of `dtypes` that it computes in, and a line for each of the others.
+    """Return a user's subject in each of `dtypes` that it computes in, and a line for each other dtype.
 
     Its module is imported in a process of its own.
 

@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def take(home: Home, settings: Settings) -> WorkerProcess:
-    """Return a process for `home`: one that waits for work, or a new one.
+    """Return an idle worker process for `home`; a new one if none is idle.
 
     Raises:
         CannotStart: as `WorkerProcess`.
@@ -40,7 +40,7 @@ def take(home: Home, settings: Settings) -> WorkerProcess:
 
 
 def give_back(process: WorkerProcess) -> None:
-    """Keep a process for later work, unless something of its last unit still runs."""
+    """Make a process idle, ready for later work; end it if code of its last unit still runs."""
     if process.is_spent:
         process.end()
         return
@@ -58,9 +58,9 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """A line to the processes of frameworks and subjects during one unit of work: one process for each.
+    """A Line to the processes of frameworks and subjects, one each, during one unit of work.
 
-    Use it as a context: at its end the processes become idle.
+    Use it as a context manager: at the end the processes become idle.
 
     Args:
         settings: what processes are started with.
@@ -80,7 +80,7 @@ class Strangers:
             give_back(self._held.popitem()[1])
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """Return what `Line.ask` says."""
+        """Return the answer to a request, as `Line.ask` does."""
         if self._settings.here and self._settings.interpreter(home) is None:
             return answered(request)
         process = self._held.pop(home, None) or take(home, self._settings)
@@ -101,11 +101,13 @@ class Strangers:
 
 
 def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function called in a process of ours; subjects among its arguments stay where they are.
+    """Return the result of a function called in a worker process that runs only this project's code.
+
+    Subjects among its arguments stay in their own processes.
 
     Raises:
         BackendError: the process can't be started, or died.
-        Exception: what the function raises, if it is of this project; else a BackendError.
+        Exception: what the function raises, if its class is this project's; else a BackendError.
     """
     process = take(OURS, settings)
     try:
@@ -121,18 +123,18 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
 
 
 class Stopped(BaseException):
-    """Raised by `say` of `execute`, to end a unit that was given up, or whose answers nobody waits for."""
+    """Raised by the argument `say` of `execute`, to end a unit whose answers nobody waits for any more."""
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
-    """Return the answers of a unit, one for each item. Executors call this, on any machine.
+    """Return the answers of a unit of work, one for each item. Executors call this, on any machine.
 
-    If a process of ours dies, the answer to its current item is `unit.lost(...)`; a new process does the rest.
+    If the worker process dies, the answer to its current item is `unit.lost(...)`; a new process does the rest.
 
     Args:
         unit: the work.
         settings: what processes are started with.
-        say: called with the number of each item and its answer, as soon as it is there.
+        say: called with the number of each item and its answer, as soon as it is there. None: not called.
     """
     answers: list[Any] = []
 

@@ -23,7 +23,7 @@ END_SECONDS = 3.0
 
 
 def stand_guard() -> None:
-    """Fork: the child goes on, and this process guards it. On other systems than Linux, do nothing.
+    """Fork: the child goes on; when it or the starter ends, the parent ends what is left. Without Linux, do nothing.
 
     Call it before there are threads, with standard input as a pipe that the starter holds open.
     """

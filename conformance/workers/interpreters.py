@@ -34,10 +34,10 @@ LEARNERS = "learn-"
 
 @dataclass(frozen=True)
 class Home:
-    """A purpose of a worker process, such as one framework. Only work of one home may share a process.
+    """What a worker process is for, such as one framework. A process does work for one Home only.
 
     Args:
-        name: a backend, `NUMPY`, or a subject, MODULE:NAME.
+        name: a backend's name, a subject's MODULE:NAME, or `NUMPY` for this project's own code.
         time_limit: seconds that one answer may take; a process that gives no sign of life for so long is ended.
     """
 
@@ -46,12 +46,12 @@ class Home:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether only this project's code runs there, no framework or user's module: it can be trusted."""
+        """Return whether only this project's code runs there, no framework or user's module: its data are trusted."""
         return self.name == NUMPY
 
     @property
     def keeps_processes(self) -> bool:
-        """Return whether what runs there may leave processes between calls: a subject may, a learner's file may not."""
+        """Return whether code there may leave child processes running: a subject may, a learner's file may not."""
         return not self.name.startswith(LEARNERS)
 
 
@@ -63,8 +63,8 @@ class Settings:
     """The settings with which a worker process is started.
 
     Args:
-        interpreters: backend, subject, or module of a subject -> the interpreter that runs it. Any other runs on
-            the one that starts the process.
+        interpreters: backend, subject, or module of a subject -> path of the Python that runs it. Any other is run by
+            the Python that starts the process.
         here: whether frameworks and subjects without an interpreter of their own run in the process that starts others,
             as for a debugger.
         import_limit: seconds for an interpreter to start, and then for a backend or a subject to be imported and made.
@@ -75,7 +75,7 @@ class Settings:
     import_limit: float = IMPORT_SECONDS
 
     def interpreter(self, home: Home) -> str | None:
-        """Return the interpreter that was asked for; None for the current one."""
+        """Return the path of the Python that is set for a Home; None for the current one."""
         return self.interpreters.get(home.name, self.interpreters.get(home.name.partition(":")[0]))
 
 
@@ -88,19 +88,19 @@ def interpreters(
 ) -> dict[str, str]:
     """Return backend or subject -> interpreter, from options NAME=PATH, else from the file in the current folder.
 
-    The file may have come with somebody else's folder. So the user is told what it says, and asked once for each path
+    The file may have come with somebody else's folder. So the user is shown its content, and asked once for each path
     and content.
 
     Args:
-        options: as `--python` takes them.
-        known: the names that an option may have: backends, and the subjects that were asked for.
-        ask: asks the user a question, once. Default: the answer is no.
-        say: says a line. Default: to stderr.
-        switch: the name of the option.
+        options: values of `--python`.
+        known: the allowed names: backends, and the subjects of this run.
+        ask: asks the user a yes-or-no question. Default: the answer is no.
+        say: prints a line. Default: to stderr.
+        switch: the option's name, for messages.
 
     Raises:
-        SpecError: an option or the file is malformed, a name is not known, a program does not exist, or the file
-            is somebody else's, or nobody has agreed to it. No program is started here.
+        SpecError: an option or the file is malformed, a name is not known, a program does not exist, the file belongs
+            to another user, or this user has not agreed to it. No program is started here.
 
     >>> interpreters(["torch"], ["torch"])
     Traceback (most recent call last):
@@ -177,7 +177,7 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
 
 
 def program(path: str, where: str) -> str:
-    """Return the absolute path of an interpreter. Links stay: a virtual environment is known by its links.
+    """Return the absolute path of an interpreter, without resolving links, by which a virtual environment is known.
 
     Raises:
         SpecError: there is none; the message begins with `where`.

@@ -30,9 +30,9 @@ class _Job:
 class Local(Executor):
     """An executor like `concurrent.futures.ThreadPoolExecutor`, but one that chooses which function to run next.
 
-    A function that is given a Unit uses a worker process of the unit's home, such as that of one framework. A thread
-    stays with one home, whose framework its process has imported. It then takes the most expensive home that no thread
-    serves, so that all end together; in the end they help each other.
+    A Unit of work needs a worker process of its Home, such as one framework. A thread does the units of one Home after
+    another, since its process has imported that framework. Then it takes the most expensive Home that no thread works
+    on, so that all end at about the same time; at last several threads work on one Home.
 
     Args:
         workers: how many threads, and so how many processes work at a time. None: one for each core.
@@ -47,7 +47,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Return a Future, as `concurrent.futures.Executor`; a Unit as the first argument says where it belongs."""
+        """Return a Future, as `concurrent.futures.Executor` does; a Unit as the first argument decides the Home."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None

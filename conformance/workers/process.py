@@ -54,22 +54,21 @@ _all: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """A worker process that has started and introduced itself.
+    """A worker process, started when it is made.
 
     Args:
         home: what the process is for.
         interpreter: the path of its Python; None for the one that runs this.
-        threads: how many threads a framework has (see `THREADS`), unless the environment says it. More threads than
-            cores wait for each other, which makes a small operation a hundred times slower. None: as many as the
-            framework takes by itself.
+        threads: how many threads a framework may use, unless the environment variables `THREADS` say it. More threads
+            than cores make a small operation a hundred times slower. None: the framework's own number.
         start_limit: seconds for the interpreter to start and to import the part of this project that is needed
             everywhere.
 
     Attributes:
-        hello: its first message.
-        is_ready: whether it has said hello.
-        unit: the unit that it works on, or worked on last.
-        is_spent: whether it still has a thread of the last request at work, or a process that may not stay.
+        hello: its first message, about itself.
+        is_ready: whether that message has come.
+        unit: the unit that it works on, or worked on last; None before the first.
+        is_spent: whether it must not be used again: a thread or a forbidden child process still runs in it.
 
     Raises:
         CannotStart: it lacks this project, has another version of it, or does not start.
@@ -129,7 +128,7 @@ class WorkerProcess:
 
     @property
     def has_left_processes(self) -> bool:
-        """Return whether processes run that the worker started; False on other systems than Linux."""
+        """Return whether child processes of the worker still run; False on other systems than Linux."""
         return sys.platform == "linux" and len(descendants(self._process.pid)) > 1  # the worker is one
 
     @property
@@ -168,11 +167,11 @@ class WorkerProcess:
         return hello
 
     def run(self, unit: Unit, start: int, strangers: Line) -> Iterator[Any]:
-        """Return an iterator over the answers of a unit from item `start` on, in a process of ours.
+        """Return an iterator over the answers of a unit from item `start` on. Only if `home.is_ours`.
 
         Args:
-            unit, start: the work.
-            strangers: the line to the processes of frameworks and subjects, which the unit asks.
+            unit, start: the work, and the number of its first item.
+            strangers: the Line to the processes of frameworks and subjects, to which the unit sends requests.
 
         Raises:
             WorkerDied: the process ended, or was silent or busy with one item beyond its limit.
@@ -184,11 +183,11 @@ class WorkerProcess:
     def call(
         self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None, strangers: Line | None = None
     ) -> Any:
-        """Return what `function(*arguments)` returns in a process of ours; raises what it raises.
+        """Return what `function(*arguments)` returns in the process, or raise what it raises. Only if `home.is_ours`.
 
         Args:
-            function, arguments: a function of a module, and its arguments.
-            seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
+            function, arguments: a module-level function, and its arguments.
+            seconds: the time that the call may take. None: no limit, as long as the process gives signs of life.
             strangers: as for `run`.
 
         Raises:
@@ -211,7 +210,7 @@ class WorkerProcess:
                 yield pickle.loads(content)
 
     def ask(self, request: bytes, seconds: float | None) -> tuple[bytes, bytes]:
-        """Return kind and content of the answer to a request, in a process that is not ours; raises as `exchange`."""
+        """Return kind and content of the answer to a request, or raise as `exchange`. Only unless `home.is_ours`."""
         try:
             ((kind, content),) = self.exchange(request, seconds)
         except ValueError:  # it says more or less than it was asked

@@ -71,19 +71,19 @@ class TooLong(WorkerDied):
 
 
 class Unit(ABC):
-    """Items of work on one subject, which a worker process of ours does one after another.
+    """Items of work on one subject, which a worker process of this project's code does one after another.
 
-    It is pickled, and so are its answers. A framework or a subject is asked in another process, which `home` names.
+    It is pickled, and so are its answers. The framework or subject runs in another process, that of `home`.
     """
 
     @property
     @abstractmethod
     def home(self) -> Home:
-        """Return the Home whose process the unit asks: a framework's, a user's module's, or ours if it asks none."""
+        """Return the Home of the framework or user's module that the unit needs; if none, this project's own."""
 
     @property
     def cost(self) -> float:
-        """Return about how long it takes, in any unit that compares the units of one run: the longest begin first."""
+        """Return about how long the work takes, in arbitrary units; the longest work of a run starts first."""
         return float(len(self))
 
     @abstractmethod
@@ -96,21 +96,22 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """Return the answer for an item at which the process ended, or which no process took. `reason`: one line."""
+        """Return the answer for an item during which the process ended, or that no process took. `reason`: one line."""
 
 
 class Line(Protocol):
     """A way to the processes of frameworks and subjects."""
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """Return the answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
+        """Return the answer of the process of a Home: Frame.ANSWER or Frame.RAISED, and its content as bytes.
 
         Args:
-            home, request: the process to ask, and the request; see `conformance.workers.answering`.
-            seconds: the time that it may take. None: any, as long as the process gives signs of life.
+            home: the Home whose process gets the request.
+            request: the request in bytes; see `conformance.workers.answering`.
+            seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
 
         Raises:
-            CannotStart: there is no such process.
+            CannotStart: the process can't be started.
             WorkerDied: it ended, or had to be ended.
         """
 
@@ -119,8 +120,8 @@ class Channel:
     """Frames over a socket. One thread receives; any may send.
 
     Args:
-        connection: connected to the other side.
-        patience: called now and then while nothing moves; it raises to end the wait. None: wait for ever.
+        connection: the socket, connected to the other side.
+        patience: called now and then while nothing comes or goes; it raises to end the wait. None: wait for ever.
     """
 
     def __init__(self, connection: socket.socket, patience: Callable[[], None] | None = None) -> None:
@@ -187,10 +188,10 @@ class Hello:
     """A worker's message about itself.
 
     Attributes:
-        project: the version of this project that it has.
-        code: a hash of that project's own files.
-        python: the version of its interpreter.
-        pid: its process number.
+        project: the version of this project in the worker.
+        code: a hash of that project's files.
+        python: the version of its Python.
+        pid: its process id.
     """
 
     project: str
@@ -215,7 +216,7 @@ class Hello:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Hello:
-        """Return the Hello in these bytes. Raises ValueError or TypeError for anything else."""
+        """Return the Hello that these bytes encode. Raises ValueError or TypeError for anything else."""
         return cls(**json.loads(data))
 
 

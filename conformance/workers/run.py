@@ -27,13 +27,13 @@ def run_units(
 ) -> Iterator[_Event]:
     """Run all units; yields (number of the unit, number of the item, answer) as they come, each item once.
 
-    `Local` gives each answer at once, any other executor those of a unit together. Units that a `Cluster` gives up
-    (its scheduler is gone, say) run on this machine; if any other executor gives up a unit, the answer of its items
-    is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
+    `Local` yields each answer at once, any other executor all answers of a unit together. Units at which a `Cluster`
+    fails (its scheduler is gone, say) run on this machine; if any other executor fails at a unit, the answer to its
+    items is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
 
     Args:
         units, executor, settings: the work, what runs it, and what processes are started with.
-        why_not: (number of a unit, its latest answer) -> why its other items are given up, or "". Only `Local` calls
+        why_not: (number of a unit, its latest answer) -> why its other items are not done, or "". Only `Local` calls
             it, in its threads.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()

@@ -55,7 +55,7 @@ class Unreadable(ValueError):
 
 
 def sendable(cls: Class) -> Class:
-    """Return the class, marked as sendable (a decorator): a dataclass, or an error made of its text alone."""
+    """Return the class, marked as sendable; a decorator for dataclasses, and for errors made of their text alone."""
     _classes[cls.__name__] = cls
     return cls
 
@@ -74,13 +74,13 @@ def _is_sent(dtype: np.dtype[Any]) -> bool:
 
 
 def is_sendable(array: NDArray) -> bool:
-    """Return whether an array can be sent: no objects, and no dtype that NumPy does not have by itself."""
+    """Return whether an array can be sent: it holds no objects, and its dtype is NumPy's own."""
     return _is_sent(array.dtype)
 
 
 @dataclass(frozen=True)
 class Together:
-    """A value in which arrays with equal bits are sent once, and are one array on the other side."""
+    """A value to send; each of its arrays that has the same bits as another is sent once, and received as one array."""
 
     value: Any
 
@@ -104,11 +104,11 @@ def loads(data: bytes, *, layouts: bool = False) -> Any:
     """Return the value in the bytes that `dumps` made.
 
     Args:
-        data: anything.
+        data: the bytes; they may come from anybody.
         layouts: whether arrays get their old strides. Only for trusted data: strides can make an array of any size.
 
     Raises:
-        Unreadable: they are no message.
+        Unreadable: the bytes are no message of `dumps`.
     """
     try:
         header = int.from_bytes(data[:8], "little")

@@ -28,8 +28,8 @@ ALONE_SECONDS = 60.0
 
 
 def main() -> None:
-    """Serve a connection. Arguments: its file descriptor, that of stderr from now on, the limit of silence, and
-    whether this is a process of ours.
+    """Serve requests from a socket. `sys.argv` has its file descriptor, one that becomes stderr, after how many seconds
+    without a sign of life the other side gives up, and "True" if only this project's code runs here.
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     silence, is_ours = float(sys.argv[3]), sys.argv[4] == "True"
@@ -152,7 +152,7 @@ def _serve(link: _Link, request: bytes) -> None:
 
 
 def plain(error: BaseException) -> Any:
-    """Return the error if its class is this project's, which the other side knows; else one of ours with its message.
+    """Return the error if its class is this project's, which the other side has; else an ErrorElsewhere about it.
 
     >>> plain(KeyError("a"))
     ErrorElsewhere("KeyError: 'a'")

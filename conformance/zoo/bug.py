@@ -44,12 +44,12 @@ class Bug:
     Args:
         id: its name, in kebab-case.
         sentence: what is wrong.
-        stage: the first place where it shows: a stage's name, or "gradients".
+        stage: the name of the first stage that it changes; "gradients" if it changes none.
         fix: what to change.
-        forward, backward: steps in place of those of `forward.FORWARD` and `backward.BACKWARD`,
-            by name. A step raises DoesNotApply where sizes make the bug impossible.
-        seen_in: public code or reports in which it occurred.
-        equivalent: why its results equal the definition's. Empty: they differ, and the suite must find it.
+        forward, backward: name of a step of `forward.FORWARD` or `backward.BACKWARD` -> the wrong step in
+            its place. It raises DoesNotApply where sizes make the bug impossible.
+        seen_in: public code or reports in which it occurred; "" for none.
+        equivalent: why its results equal the definition's. "": they differ, and the suite must find it.
 
     >>> from mha_core import reference
     >>> bug = Bug("heads-doubled", "Every head counts twice.", "heads", "Add each head once.",
@@ -80,11 +80,11 @@ class Bug:
 
 @dataclass(frozen=True, eq=False)
 class OnTop:
-    """A step that changes what another step does; several of one step apply one after another, in the bugs' order.
+    """A step that wraps another step; if several bugs wrap one step, they are applied in the bugs' order.
 
     Args:
-        beneath: the step that it is put on: the definition's, or one of another bug.
-        change: (state, beneath) -> the result. It may change the result of `beneath(state)`, or the State that it gets.
+        beneath: the wrapped step: the definition's, or another bug's.
+        change: (state, beneath) -> the result. It may change the result of `beneath(state)`, or the state that it gets.
     """
 
     beneath: Step
@@ -106,8 +106,8 @@ def _replaces(bug: Bug, name: str) -> bool:
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     """Return the forward and the backward pipeline with the steps of all `bugs`.
 
-    Several bugs of one step each change their own numbers. The step raises Contradiction where two of them would
-    change one number in different ways. Bugs that stand on top of a step (`OnTop`) act after the others.
+    If several bugs replace one step, each changes its own numbers. The step raises Contradiction if two of them would
+    change one number in different ways. Bugs that wrap a step (`OnTop`) act after the others.
     """
     found = steps_with(bugs, {name for bug in bugs for name in bug.steps})
     forward, backward = ({**own, **{name: found[name] for name in found.keys() & own}} for own in (FORWARD, BACKWARD))
@@ -180,7 +180,7 @@ def _where_parameters_are(step: Step) -> Step:
 
 
 class BuggySubject:
-    """The reference with bugs, as a subject. Without any it is the reference.
+    """A subject: the reference with bugs. Without any it is the reference.
 
     Steps run in float64; every array of the Trace is rounded to `dtype` at the end, as if it had
     been computed in that dtype. Its run raises DoesNotApply where a bug can't be made.
@@ -211,7 +211,7 @@ def rounded(trace: Trace, dtype: str) -> Trace:
 
 
 def rounded_array(array: NDArray, dtype: str) -> NDArray:
-    """Return an array of a run rounded to `dtype`; unchanged for float64, since a bug may have made it narrower."""
+    """Return an array of a run rounded to `dtype`; for float64 unchanged, even if a bug made it narrower."""
     if dtype == "float64":
         return array
     with any_numbers:

@@ -23,12 +23,12 @@ DTYPES = ("float64", "float32")
 
 @dataclass(frozen=True, eq=False)
 class KillTable:
-    """A table of the cases that kill each bug in each dtype, with the stage at which it shows first.
+    """A table of the cases that kill (detect) each bug in each dtype, with the first stage that differs.
 
     Attributes:
         bugs, cases, dtypes: what was run.
-        first_stages: bug id -> case id -> dtype -> the first stage that differs, or "gradients".
-            Absent where nothing differs.
+        first_stages: bug id -> case id -> dtype -> the first stage that differs, or "gradients". A dtype is no
+            key if nothing differs in it.
         impossible: (bug id, case id) of each case in which the bug can't be made.
     """
 
@@ -51,7 +51,7 @@ class KillTable:
         return [bug.id for bug in self.bugs if self.killers(bug) == [case.id]]
 
     def to_be_killed(self) -> list[Bug]:
-        """Return every bug whose results can differ from the reference's: all but the equivalent ones."""
+        """Return every bug whose results can differ from the reference's, that is, without a reason in `equivalent`."""
         return [bug for bug in self.bugs if not bug.equivalent]
 
     def not_killed(self) -> list[Bug]:
@@ -63,11 +63,11 @@ class KillTable:
         return [bug for bug in self.bugs if bug.equivalent and self.killers(bug)]
 
     def stages(self, bug: Bug, dtype: str) -> set[str]:
-        """Return the first stages that differ, one from each case that kills the bug in `dtype`."""
+        """Return the set of first stages that differ, over all cases that kill the bug in `dtype`."""
         return {stages[dtype] for stages in self.first_stages[bug.id].values() if dtype in stages}
 
     def smallest_set(self) -> tuple[str, ...]:
-        """Return the fewest cases that kill every bug that some case kills; cheap cases are preferred."""
+        """Return the ids of the fewest cases that together kill every bug that some case kills; cheap ones first."""
         by_cost = sorted(self.cases, key=lambda case: case.expensive)
         killers = [frozenset(self.killers(bug)) for bug in self.to_be_killed()]
         return smallest_cover([case.id for case in by_cost], killers)
@@ -84,10 +84,10 @@ def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], 
 
 @dataclass(frozen=True)
 class Kills:
-    """A row of the table: what one case does to bugs.
+    """A record of the bugs that one case kills.
 
     Attributes:
-        first_stages: bug id -> dtype -> the first stage that differs, of each bug that can be made in this case.
+        first_stages: bug id -> dtype -> the first stage that differs; {} for a bug that is not killed.
         impossible: the ids of the bugs that can't be made in this case.
     """
 
@@ -122,7 +122,7 @@ def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills])
 
 
 def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
-    """Return the first stage of the bug's run over its allowed error, "gradients" if only these are, or None.
+    """Return the first stage of the bug's run that exceeds its allowed error; "gradients" if only these do; else None.
 
     Raises DoesNotApply where the bug can't be made.
     """

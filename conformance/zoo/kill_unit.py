@@ -25,10 +25,10 @@ EXPENSIVE_COST = 20.0
 
 @dataclass(frozen=True)
 class KillUnit(Unit):
-    """Cases that are run on bugs; the answer of each is its `Kills`, or one line that says why there are none.
+    """Work for a worker process: cases to run on bugs. A case's answer is its `Kills`, or a line on why it has none.
 
     Args:
-        bugs, cases: ids of the zoo and of the table.
+        bugs, cases: ids of bugs of the zoo, and of cases of the table.
         expensive: whether the cases are expensive.
     """
 
@@ -64,7 +64,7 @@ def kill_apart(
     *,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
-    """Do `conformance.zoo.kill.kill` in worker processes; the bugs are of the zoo, the cases of the table.
+    """Do `conformance.zoo.kill.kill` in worker processes; all bugs must be in the zoo, all cases in the table.
 
     Raises:
         BackendError: a process died. A table that lacks a case would say that bugs survive.

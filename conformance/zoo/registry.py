@@ -22,7 +22,7 @@ def all_bugs() -> tuple[Bug, ...]:
 
 
 def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
-    """Return the bugs; without `parts` only those that plain layers can show, without `gradients` only forward ones.
+    """Return the zoo's bugs. parts=False: those that plain layers can show; gradients=False: those with forward steps.
 
     The modules of the bugs that are left out are not imported.
 
@@ -36,13 +36,13 @@ def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
 
 @cache
 def bugs_of_parts() -> frozenset[str]:
-    """Return the ids of bugs in parts of attention, such as rotary positions: only layers with the part show them."""
+    """Return the ids of bugs in optional parts, such as rotary positions: only layers with that part show them."""
     return frozenset(bug.id for topic in members(parts) for bug in topic.BUGS)
 
 
 @cache
 def beginnings_of_parts() -> Mapping[str, tuple[str, ...]]:
-    """Return field of the config -> how the ids of that part's bugs begin: BEGINS of its module in `zoo/parts`.
+    """Return config field of a part -> prefixes of the ids of its bugs (BEGINS of its module in `zoo/parts`).
 
     >>> beginnings_of_parts()["rotary"]
     ('rotary-', 'rotation-', 'rotated-')
@@ -57,7 +57,7 @@ LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
 @cache
 def bugs_of_large_blocks() -> tuple[Bug, ...]:
-    """Return the bugs of large blocks, which only cases with as many queries or keys can show.
+    """Return the bugs with large blocks, which only cases with at least a block of queries or keys can show.
 
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'

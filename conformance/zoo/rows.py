@@ -42,7 +42,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of bugs that share the stage at which they show first, and the fix.
+    """A table of bugs that share the first stage that they change, and the fix.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -68,13 +68,13 @@ class Table:
 
 
 def require(possible: bool, message: str) -> None:
-    """Raise DoesNotApply with this message unless the bug is possible here."""
+    """Raise DoesNotApply with this message unless `possible`."""
     if not possible:
         raise DoesNotApply(message)
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Return two functions of a State: whether its layer has this field of the config, and the field, a `kind`."""
+    """Return two functions: state -> whether its config has this part (`field`), and state -> the part, a `kind`."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
@@ -84,9 +84,9 @@ def right_step(name: str) -> Step:
 
 
 def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
-    """Return the step `name` that gives `change(state, its right result)` in place of its right result.
+    """Return {name: step}, where the step returns `change(state, right result)` in place of its right result.
 
-    A result of None stays, and so do results in calls for which `where(state)` is false.
+    A result of None is not changed, nor any result in calls for which `where(state)` is false.
     """
     right = right_step(name)
 
@@ -103,7 +103,7 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
 
 
 def of_past(name: str, change: Change, where: Where) -> Steps:
-    """Return the step `keys` or `values` with `change(state, past)` in place of a past (B, G, Lp, d or dv)."""
+    """Return {name: step} for "keys" or "values", with `change(state, past)` in place of a past (B, G, Lp, d or dv)."""
 
     def changed(state: State, right: NDArray) -> NDArray:
         past = state.sizes.past_len
@@ -113,17 +113,17 @@ def of_past(name: str, change: Change, where: Where) -> Steps:
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
-    """Return the step `name` with some of its arrays replaced by those in `change(state, arrays)`, if it gives any."""
+    """Return {name: step}, for a step that returns a dict: `change(state, dict)` replaces entries of it."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 
 def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
-    """Return `allowed` as if the caller had given `source(state, right one)`; padding that it lets in is not zeroed.
+    """Return name -> step, as if the mask had been given with changed fields. Padding that it lets in is not zeroed.
 
     Args:
-        where: the calls that it affects.
-        sources: field of AttentionMask -> its change. A source that the caller did not give stays absent; the query
-            offset is passed as an array, () or (B,).
+        where: state -> whether the bug affects this call.
+        sources: field of AttentionMask -> function (state, right value) -> changed value. A field that the caller did
+            not give stays absent; the query offset is passed as an array, () or (B,).
     """
 
     def allowed(state: State) -> NDArray:
@@ -139,5 +139,5 @@ def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
 
 
 def keys_of(state: State, mask: AttentionMask, **changes: Any) -> NDArray:
-    """Bool (B, H, Lq, Lk): the keys that a mask allows in this call; `changes` are other sources in it."""
+    """Bool (B, H, Lq, Lk): the keys that a mask allows in this call; `changes` replace fields of the mask first."""
     return allowed_keys(replace(mask, **changes) if changes else mask, state.sizes, state.config.num_heads)

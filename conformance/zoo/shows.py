@@ -22,13 +22,13 @@ _pipelines = lru_cache(maxsize=1024)(pipelines)
 
 @dataclass(frozen=True, eq=False)
 class Shows:
-    """One problem in one dtype, and the names of the stages that a layer shows of it.
+    """One problem in one dtype, and the stages that a layer returns for it.
 
     Args:
         wanted: the right result with its bounds.
-        dtype: what a layer computes in.
-        seen: the names of the stages that are seen, in their order.
-        right, reads: the reference's run, and what its steps read.
+        dtype: the dtype in which the layer computes.
+        seen: the names of the stages that the layer returns, in their order.
+        right, reads: the reference's run, and step -> names of the arrays that it read.
 
     Attributes:
         inert: the bugs that were looked at and change no stage.
@@ -52,7 +52,7 @@ class Shows:
         return rerun(self.right, _pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
-        """Return the first shown stage of this run that, rounded to the dtype, is over its allowed error; else None."""
+        """Return the first stage of `seen` that, rounded to the dtype, exceeds its allowed error; None if none does."""
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:

@@ -38,15 +38,15 @@ def rerun(
     since: State | None = None,
     reads: Reads,
 ) -> tuple[State, bool]:
-    """Run the replaced steps of a finished run, and every step after the first that gives another array.
+    """Run the replaced steps of a finished run, and after a changed result every later step that may read it.
 
     Args:
         state: a result of `reference.run_state`; it is not changed.
         pipeline: every step, forward or backward or both, with the replaced ones among them.
-        replaced: their names.
-        changed: whether an array that the pipeline starts from is new already.
+        replaced: the names of the replaced steps.
+        changed: whether an array that the pipeline starts from has changed already.
         since: the State of which `state` is a rerun. Default: `state` is the finished run itself.
-        reads: what steps read, as `noted_run` finds it: those that read nothing new are not run.
+        reads: step -> names of the arrays that it reads, as `noted_run` finds them.
 
     Returns:
         (the new State, or the given one if no step is run; whether anything in it is new).
@@ -80,7 +80,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """Return the State of `reference.run_state` with these steps; and step -> the names of the arrays that it read."""
+    """Return the State of `reference.run_state` with these steps, and step -> the names of the arrays that it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:
@@ -137,7 +137,7 @@ OF_RUNS, OF_RESULTS, SHORT = 2**26, 2**26, 2**14
 
 
 class Finished(NamedTuple):
-    """A run: the State, its arrays by name, its pipeline, and what the definition's steps read in it."""
+    """A run: its State, name -> array, its pipeline, and step of the definition -> the arrays that it read."""
 
     state: State
     arrays: dict[str, NDArray]
@@ -172,7 +172,7 @@ class _Latest(Generic[T]):
 class Variants:
     """A runner of the reference with bugs in it.
 
-    Steps that a bug does not change are not run again, as long as there is room for their results: see `rerun`.
+    Steps that a bug does not affect are not run again, as long as their results fit in the cache: see `rerun`.
 
     Attributes:
         runs: how many runs there were so far.
@@ -189,7 +189,7 @@ class Variants:
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Return every stage, and with `gradients` every gradient, by name.
 
-        The result is None where the bugs can't be put in, and {} where they contradict each other. Where they change
+        The result is None where the bugs can't be made, and {} where they contradict each other. Where they change
         nothing, it is the same dict as without them.
         """
         self.runs += 1
@@ -264,15 +264,15 @@ class Variants:
         return self._shared.get(key)
 
     def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
-        """Return the run with bugs and without gradients; None where there is no room for the run that it starts from.
+        """Return the run with bugs and without gradients; None if the run without bugs does not fit in the cache.
 
-        Raises DoesNotApply where they can't be put in.
+        Raises DoesNotApply where the bugs can't be made.
         """
         right = self._right_run(problem, False)
         return right and _continued(right, steps_with(bugs, _changed(bugs, right)))
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """Return the arrays without a bug, if they have been computed and kept."""
+        """Return name -> array of the run without bugs; None unless it is in the cache."""
         right = self._right.get((problem, gradients))
         return None if right is None else right.arrays
 

@@ -16,11 +16,11 @@ def new_adapter(path: Path, framework: str) -> tuple[str, str]:
     """Write the file for a framework, and return the two subjects in it, as `mha check --subject` takes them.
 
     Args:
-        path: the file, which must not be there; its name is that of the module.
+        path: the file, which must not exist; it is named like a module.
         framework: one of FRAMEWORKS.
 
     Raises:
-        SpecError: the file is there already, or its name is none of a module.
+        SpecError: the file exists already, or its name can't be that of a module.
         OSError: it can't be written.
     """
     from mha_core.errors import SpecError, shown  # NumPy, which `mha --help` does without

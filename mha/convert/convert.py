@@ -42,13 +42,13 @@ class ConvertedLayer:
     """The result for one layer.
 
     Attributes:
-        prefix, to_prefix: its prefix in the source, and in the file that was written.
+        prefix, to_prefix: the prefix of its arrays' names in the source, and in the file that was written.
         from_layout: the layout by which it was read.
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
         source, target: the SideResult of the layer as read from each file: who ran it, and its error.
-        standing: the word for what is known of the original (proved, known or moved: see `mha.models.standing`), and
-            whether the original calls the layer causally.
+        standing: whether the original's arithmetic is proved, known or neither (see `mha.models.standing`), and whether
+            the original calls the layer causally.
         causal_call: what a call of the target's layer needs to be causal, in words; "" if the original's is not causal.
         notes: remarks for the report, such as biases filled with zeros and arrays that were left out.
     """
@@ -76,7 +76,7 @@ class Conversion:
         size: bytes of the file that was written.
         seconds: duration of the conversion.
         survey: everything in `source` that looks like attention, converted or not.
-        unseen: the bugs that the recorded calls would not have shown; None if no layer is proved, or nobody asked.
+        unseen: the bugs that the recorded calls would not have shown; None if no layer is proved, or if not asked for.
     """
 
     source: Path
@@ -135,7 +135,7 @@ def convert(
         to_layout: a name of the same table: the layout to write.
         prefix: the prefix of the one layer to convert. If the file has several, give this or `every`.
         every: take all layers (of `from_layout`, if that is given).
-        num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
+        num_heads, num_kv_heads: H and G; needed where neither the layout nor the file's metadata says them.
         dtype: the dtype to cast arrays to. Default: they stay as they are.
         to_prefix: what the names in `out` begin with. "{prefix}" in it stands for the source's prefix. "{index}" stands
             for the layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`).
@@ -143,16 +143,16 @@ def convert(
             Default: the source's prefix if `every`, else the top level.
         recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
         moved: convert layers that are neither proved nor known as well.
-        leave: patterns of names of arrays to leave behind. Below a layer's prefix they may name arrays that are no part
-            of its layout; the layer is no longer known then. Elsewhere they may name arrays that have no place in a
-            model of config.json's type; you vouch that no attention layer reads them.
-        force: replace a file that is there.
+        leave: patterns of names of arrays to ignore. Below a layer's prefix they may name arrays that are not in its
+            layout; the layer is then no longer "known". Elsewhere they may name arrays that a model of config.json's
+            type does not have; you vouch that no attention layer reads them.
+        force: replace an existing file.
         unseen: whether to find out which bugs the recorded calls would not have shown.
         progress: called with what is being done, the number of layers done, and the number of all layers.
 
     Raises:
-        SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says why,
-            and which choices there are. Or a layer lacks arrays, unless `prefix` names a layer that is whole.
+        SpecError: the arguments do not fit the file or each other, or a layer is neither proved nor known; the message
+            says why, and which choices there are. Or a layer lacks arrays, unless `prefix` names one that lacks none.
         VerificationFailed: a layer does not give the recorded outputs of the original, or a side computes something
             else than the reference.
     """

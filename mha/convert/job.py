@@ -36,9 +36,9 @@ class Job:
         layer: the layer in it.
         layouts: the layouts to try, best first.
         to_prefix: the prefix in the target.
-        num_heads, num_kv_heads, dtype: as the caller asked for; None for the defaults.
+        num_heads, num_kv_heads, dtype: the arguments of `convert`; None for the defaults.
         facts: facts about the layer from the file's metadata and the files beside it.
-        recorded: recorded calls of the original, or None.
+        recorded: recorded calls of the original layer; None if there are none.
     """
 
     checkpoint: Checkpoint
@@ -63,12 +63,12 @@ class Job:
 
     @property
     def needs_heads(self) -> bool:
-        """Return whether the caller has to say how many heads the layer has, because nothing else says it."""
+        """Return whether the caller has to give `num_heads`, because neither the file nor its layout says it."""
         said = self._heads() or self.facts.decoder or self.prefix in self.checkpoint.configs
         return not said and not any(layout.carries_heads for layout in self.layouts)
 
     def check(self) -> None:
-        """Raise SpecError if the numbers of heads that were asked for contradict the model's config."""
+        """Raise SpecError if `num_heads` or `num_kv_heads` contradicts the model's config."""
         for label, asked, said in (
             ("num_heads", self.num_heads, self.facts.num_heads),
             ("num_kv_heads", self.num_kv_heads, self.facts.num_kv_heads),
@@ -81,7 +81,7 @@ class Job:
         """Return the layout by which the layer was read, its config, its canonical weights, and their dtype.
 
         Args:
-            dtype: the dtype to cast the weights to. None: the one that the caller of the conversion asked for.
+            dtype: the dtype to cast the weights to. None: the field `dtype`.
         """
         if self.facts.decoder is not None:
             return self._of_decoder(self.facts.decoder, dtype or self.dtype)
@@ -119,7 +119,7 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Return the layer's Standing: proved, known or moved, and why. Return the proof too; None if it is not proved.
+        """Return the layer's Standing (proved, known or moved, and why), and the Proof; None if it is not proved.
 
         Raises:
             VerificationFailed: the layer does not give the recorded outputs of the original.
@@ -149,7 +149,7 @@ class Job:
 
 
 def by_recording(jobs: Sequence[Job]) -> Job:
-    """Return the job that gives the recorded outputs; if no job does, the first one, whose error is then reported.
+    """Return the job whose layer gives the recorded outputs; if none does, the first one, whose error is then reported.
 
     Args:
         jobs: the same layer, read in each way that the names of its arrays allow.
@@ -171,11 +171,11 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return prefix in the target -> Standing, for every layer; and the proofs of the layers that are proved.
+    """Return prefix in the target -> Standing, for every layer, and a list of the proofs of those that are proved.
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
-            are no part of its layout, and that the user does not leave out.
+            are not in its layout, and that no pattern of `leave` names.
         VerificationFailed: a layer does not give the recorded outputs of the original.
     """
     if not moved:
@@ -191,7 +191,7 @@ def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> t
 
 
 def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:
-    """Return the command line that asks for a conversion.
+    """Return the command line of a conversion.
 
     Args:
         source, to_layout, out: the arguments that every conversion has.

@@ -28,7 +28,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """A recorded call: name of each mask that it may have had -> the inputs with that mask; and stage -> its output."""
+    """A recorded call. `inputs`: name of a possible mask -> the inputs with that mask. `outputs`: stage -> array."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -40,7 +40,7 @@ class OriginalLayer:
     """The recorded calls of one layer of the original model.
 
     Attributes:
-        name: its name in the model; "" where the record does not say.
+        name: its name in the model; "" if the file does not say it.
         dtype: the dtype in which it computed.
         calls: its calls.
         config, weights: its config and weights, if they were recorded; else None.
@@ -62,7 +62,7 @@ def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
             "encoder.0.attn/1/queries", ...
 
     Raises:
-        SpecError: there is no such file, or it is neither.
+        SpecError: there is no such file, or it has another form.
     """
     found: list[OriginalLayer] = []
     for layer in (layer for path in map(Path, paths) for layer in _in_file(path)):
@@ -101,11 +101,11 @@ def _is_same(one: OriginalLayer, other: OriginalLayer) -> bool:
 
 
 def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str, OriginalLayer]:
-    """Return prefix of a layer in a file -> the recorded layer that belongs to it; prefixes without one are left out.
+    """Return prefix of a layer in a file -> the recorded layer for it; prefixes without one are no keys.
 
-    Two names belong together if their parts are equal, or if one ends with the parts of the other, because the model
-    that was captured may be a part of the saved one. "/" counts as ".". If no two names belong together, and there are
-    as many recorded layers, they are paired in order.
+    Two names match if one ends with the other, component by component ("/" counts as "."), because the captured model
+    may be a submodule of the saved one. If no two names match, and there are as many recorded layers as prefixes, they
+    are paired in order.
 
     Raises:
         SpecError: layers can't be paired by names or by order, or a layer belongs to several.

@@ -50,8 +50,8 @@ class Proof:
     Attributes:
         layer: the layer as it was read, in the dtype in which the original computed.
         calls: the recorded calls, each with a mask that gives its output.
-        ratio: the worst error / allowed error.
-        mask: the names of these masks, if the record does not say which masks the calls had; else "".
+        ratio: the worst error / allowed error over all calls.
+        mask: the names of these masks, if the recording does not say which masks the calls had; else "".
     """
 
     layer: RecordedLayer
@@ -70,7 +70,7 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
 
     Raises:
         VerificationFailed: they give something else; the message has the first difference.
-        SpecError: a call does not fit the layer, or the calls can't tell the layer from others.
+        SpecError: a call does not fit the layer, or the calls could not show a difference from other layers.
     """
     precision = replace(Precision.of(layer.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
 

@@ -53,7 +53,7 @@ class VerificationFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class SideResult:
-    """The result of one side (source or target): who ran it, the dtype, worst error / allowed error, and a remark."""
+    """The result of running one side, source or target. `engine`: what ran it; `ratio`: worst error / allowed error."""
 
     engine: str
     dtype: str

@@ -33,8 +33,8 @@ class Format:
         framework: the backend whose framework uses it; "" for none.
         layouts: the layouts that can be written to it; () for all.
         readable_only: why such files can't be written, in words; "" if they can.
-        keeps_config: whether such a file has a place for the layers' configs.
-        writes_with: a module that only writing needs; "" for none.
+        keeps_config: whether such a file can hold the layers' configs.
+        writes_with: the name of a module that is needed only for writing; "" for none.
     """
 
     name: str
@@ -125,7 +125,7 @@ def framework_of(path: Path) -> str:
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
-    """Open a file of weights as a Checkpoint, whose arrays are read one by one when they are asked for.
+    """Open a file of weights as a Checkpoint, whose arrays are read one by one when they are loaded.
 
     Args:
         path: a file; the index of a model in several files; or a folder that holds one of them (`source_file`).
@@ -164,10 +164,10 @@ def create(
     Args:
         path: the file; it is replaced if it exists.
         form: the format.
-        layout: the layout of the arrays that are added; Keras files have paths of their own for it.
-        configs: prefix -> config. The caller may fill it until the context ends. It is written if the format has a
-            place for it.
-        metadata: name -> further text, which is written if the format has a place for configs.
+        layout: the layout of the arrays that are added; in Keras files it decides the paths.
+        configs: prefix -> config. The caller may fill it until the context ends. It is written if the format's
+            `keeps_config` is True.
+        metadata: name -> further text, which is written under the same condition.
     """
     more = {"metadata": metadata or {}} if form.keeps_config else {}
     found: AbstractContextManager[Add] = _module(form, write=True).create(path, layout=layout, configs=configs, **more)

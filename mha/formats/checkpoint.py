@@ -43,7 +43,7 @@ class Checkpoint:
 
     Attributes:
         path: the file.
-        entries: full name -> array, in the file's order.
+        entries: full name -> Entry (an array not read yet), in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file holds one.
         others: full name -> kind in words, for all items that are no arrays (such as numbers and texts).
         metadata: name -> text, for the file's other metadata, if its format has a place for that.
@@ -72,10 +72,10 @@ class Checkpoint:
 
 
 def largest_claim(size: int) -> int:
-    """Return how many bytes the arrays of a file of `size` bytes may take at most.
+    """Return how many bytes the arrays in a file of `size` bytes may take in memory at most.
 
-    Compression can't shrink trained numbers further. A file that claims more is damaged or hostile, and reading it
-    would fill the memory.
+    Compression can't shrink trained numbers further. A file whose arrays are larger is damaged or hostile, and reading
+    it would fill the memory.
     """
     return ALWAYS_FINE + GROWTH * size
 

@@ -32,11 +32,11 @@ class FoundLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        layouts: the layouts that it may have, by its names and axes.
+        layouts: the layouts that its arrays may have, judged by names and numbers of axes; the likeliest first.
         shapes: name within the layer -> shape, for the arrays of the first layout in `layouts`.
         dtypes: the dtypes of these arrays.
-        num_heads, num_kv_heads: the numbers of query heads and key heads, if the shapes or the file's metadata tell
-            them; else None.
+        num_heads, num_kv_heads: the numbers of query heads and key heads; None where neither the shapes nor the file's
+            metadata tell them.
     """
 
     prefix: str
@@ -72,13 +72,13 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """Return the layers that are asked for: the one at `prefix`, with `every` all, else the only one.
+    """Return the chosen layers: the one at `prefix`; all with `every`; by default the only one.
 
     Args:
         found: the layers in the file.
         where: the file, for messages.
         prefix: the prefix of one layer, or None.
-        every: whether all layers are asked for.
+        every: whether all layers are chosen.
         names: the names of all arrays in the file.
 
     Raises:
@@ -102,13 +102,13 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
+    """Return the layouts to read a layer by, best first: `asked` alone, or all that read the layer in the same way.
 
     Args:
         layer: the layer.
-        asked: the name of a layout, or None for the one that fits.
+        asked: the name of a layout; None: those that fit.
         framework: the framework of the file's format; its layout comes first.
-        heads: whether the number of heads is known, or the layouts say it.
+        heads: whether the number of heads is known, from the layouts or elsewhere.
     """
     if asked is not None:
         get(asked)
@@ -177,7 +177,7 @@ def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
 
 
 def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:
-    """Return (rows, inputs) of each projection by the shapes, the queries' first; (0, 0) if the shapes don't tell."""
+    """Return (output width, input width) of each projection, the queries' first; (0, 0) where the shapes don't tell."""
     layout = get(layer.layouts[0])
     packs = getattr(layout, "packs", {})
     found = []

@@ -30,8 +30,8 @@ def read_layer(
     """Return config, canonical weights and name of the dtype of one layer (bfloat16 numbers are in float32 arrays).
 
     Raises:
-        SpecError: the arrays fit no such layer; they have several dtypes, and none was asked for; or their numbers do
-            not fit into the dtype that was asked for.
+        SpecError: the arrays fit no such layer; they have several dtypes, and `dtype` is None; or their numbers do not
+            fit into `dtype`.
     """
     stored = checkpoint.configs.get(prefix)
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
@@ -53,7 +53,7 @@ def read_layer(
 
 
 def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
-    """Return arrays of a file by their names in a layer, and the name of their dtype.
+    """Return (name in the layer -> array, name of their dtype), read from a file.
 
     Args:
         checkpoint: the file.
@@ -61,7 +61,7 @@ def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | Non
         dtype: the dtype to cast them to. None: the one that they have.
 
     Raises:
-        SpecError: they have several dtypes, and none was asked for; or their numbers do not fit into `dtype`.
+        SpecError: they have several dtypes, and `dtype` is None; or their numbers do not fit into `dtype`.
     """
     arrays = {own: checkpoint.array(full) for own, full in names.items()}
     given = {str(array.dtype) for array in arrays.values()}

@@ -12,10 +12,10 @@ TOKEN = re.compile(r"\d+|\D+")
 
 
 def in_order(prefixes: Iterable[str]) -> list[str]:
-    """Return prefixes in the order of the model: by the numbers in them.
+    """Return the prefixes of layers in the order of the model: sorted by the numbers in them.
 
     Args:
-        prefixes: the prefixes in the file's order. Names that differ in more than numbers stay in this order.
+        prefixes: the prefixes in the file's order. Prefixes that differ in more than numbers stay in this order.
 
     >>> in_order(["layer.1.self", "layer.1.cross", "layer.10.self", "layer.2.self", "head"])
     ['layer.1.self', 'layer.1.cross', 'layer.2.self', 'layer.10.self', 'head']

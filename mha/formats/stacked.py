@@ -25,13 +25,13 @@ LAYERS = r"(^|[./_])(layers?|blocks?|h|stack(ed)?)[./]$"
 
 @contextmanager
 def open_layers(path: str | Path) -> Iterator[Checkpoint]:
-    """Open a file of weights as `open_checkpoint` does; stacked layers have names of their own. See `unstacked`."""
+    """Open a file of weights as `open_checkpoint` does, with stacked layers split into single ones: see `unstacked`."""
     with open_checkpoint(path) as checkpoint:
         yield unstacked(checkpoint)
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint in which each layer of a stack has names of its own, if no layer is found otherwise.
+    """Return the checkpoint with own names for each layer in a stack; unchanged if others are found.
 
     In a stack, the first axis of all arrays below a name counts the layers. Layer 1 of "layers/attn/query/kernel" gets
     the name "layers/1/attn/query/kernel".

@@ -22,13 +22,13 @@ SEPARATOR = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class Stray:
-    """A stray: an array whose misspelt name probably hides it from its layer, or one that only its neighbours have.
+    """An array that a layer seems to lack: its name in the file is misspelt, or only similar layers have it.
 
     Attributes:
         prefix: the layer's prefix.
-        name: the name in the file.
-        meant: the name of an optional array that the layer lacks.
-        neighbour: the prefix of a similar layer that has this array; None if `name` is a slip for `meant`.
+        name: the full name of the array in the file.
+        meant: the name of the optional array that the layer lacks.
+        neighbour: the prefix of a similar layer, to which `name` belongs; None if `name` is a misspelling of `meant`.
     """
 
     prefix: str
@@ -50,7 +50,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for each name in a file that belongs to no layer, but is nearly that of an array a layer lacks.
+    """Return a Stray for each name in a file that no layer has, but that is nearly the name of an array that one lacks.
 
     Args:
         checkpoint: the file.
@@ -111,8 +111,8 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
     Args:
         path: the file.
         strays: the strays of all its layers.
-        prefixes: the layers that are asked for.
-        one: whether a single layer was asked for by its prefix. Such a layer may differ from its neighbours.
+        prefixes: the prefixes of the chosen layers.
+        one: whether a single layer was chosen by its prefix; such a layer may differ from similar layers.
     """
     for stray in strays:
         if stray.prefix in prefixes and not (one and stray.neighbour is not None):
@@ -120,10 +120,10 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 
 
 def is_near(one: str, other: str) -> bool:
-    """Return whether one name may be a slip for the other.
+    """Return whether one name may be a misspelling of the other.
 
-    In a slip, one letter is changed, missing or surplus, two neighbours are exchanged, or several letters are changed,
-    but fewer than half of each word between dots ("norm" is no slip for "proj").
+    A misspelling has one letter changed, missing or surplus, or two adjacent letters exchanged, or several letters
+    changed, but fewer than half of each word between dots ("norm" is none of "proj").
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)

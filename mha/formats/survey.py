@@ -40,7 +40,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: layout -> full names of the required arrays that the layer lacks, for the layouts with the fewest.
+        missing: layout -> full names of the required arrays that the layer lacks, for layouts that lack the fewest.
         there: the full names of the arrays that it has.
     """
 
@@ -62,17 +62,17 @@ class IncompleteLayer:
 
 @dataclass(frozen=True)
 class Survey:
-    """A list of all attention in one file.
+    """A record of everything in one file that is attention or looks like it.
 
     Attributes:
         path: the file.
-        layers: whole layers, in the order of the model (see `in_order`).
+        layers: layers with all required arrays, in the order of the model (see `in_order`).
         incomplete: layers that lack arrays, in the same order.
         unseen: modules whose names look like attention, but whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, in the same order.
         passed_over: other files of weights beside this one, if the source was a folder.
-        strays: arrays that a layer in `layers` seems to have lost: a name in the file is nearly the array's name, or a
-            neighbour (whose prefix differs only in numbers) has the array.
+        strays: arrays that a layer in `layers` seems to have lost: a name in the file is nearly the array's name, or
+            another layer, whose prefix differs only in numbers, has the array.
     """
 
     path: str
@@ -98,14 +98,14 @@ class Survey:
         return [layer for layer in self.incomplete if layout is None or layout in layer.missing]
 
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
-        """Raise SpecError if a layer that is asked for is incomplete; the message lists all such layers.
+        """Raise SpecError if a chosen layer is incomplete; the message lists all such layers.
 
         A layer also counts as incomplete if it lacks an optional array and the file has one of nearly that name. The
-        same holds if its neighbours have that array, unless the layer is asked for by its prefix.
+        same holds if similar layers have that array, unless the layer is chosen by its prefix.
 
         Args:
-            prefix: the one layer that is asked for. Default: all layers.
-            layout: ask only for layers that may have this layout. Default: all layers.
+            prefix: the prefix of the one chosen layer. Default: all layers.
+            layout: choose only layers that may have this layout. Default: all layers.
         """
         asked = [one.prefix for one in self.layers if prefix in (None, one.prefix)]
         refuse_strays(self.path, self.strays, asked, one=prefix is not None)
@@ -167,7 +167,7 @@ def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
 
     Args:
         checkpoint: the open file.
-        source: the path that was asked for, which may be the file's folder. Default: the file.
+        source: the path that the user gave, which may be the file's folder. Default: the file.
     """
     layers = find_layers(checkpoint)
     read = {name for layer in layers for name in _names_of(checkpoint, layer)}
@@ -251,7 +251,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Return the part of an array's name that names a module which looks like attention; None if no part does.
+    """Return the prefix of an array's name that names a module which looks like attention; None if there is none.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

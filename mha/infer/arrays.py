@@ -32,11 +32,11 @@ class Source:
     """One array, with one choice of its input axis.
 
     Attributes:
-        names: the array's name; several names if the file holds equal arrays.
+        names: the array's name; all their names if the file has several equal arrays.
         shape: its shape, without axes of size 1.
         axis: which axis runs over the layer's input channels; None for a vector, which has no such axis.
-        flat: the array in float64, as (rows, inputs); a vector is (rows,).
-        row_shape: sizes of the other axes, which were joined into rows.
+        flat: the array in float64, reshaped to (rows, inputs); for a vector (rows,).
+        row_shape: the sizes of the axes that were joined into rows.
         dtype: the dtype of the array.
     """
 
@@ -85,7 +85,7 @@ class Slice:
 
     Attributes:
         source: the array.
-        kind: how the rows of the projections are mixed in the array: one of KINDS.
+        kind: how the rows of the projections are interleaved in the array: one of KINDS.
         parts: how many projections there are in the array.
         part: the position of this projection among them.
         group: query heads for each key head, in an array of grouped queries, keys and values; else 1.
@@ -117,7 +117,7 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Return a key that is equal for all slices of one array that is cut in one way."""
+        """Return a key that is equal for slices of the same array that divide it in the same way."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
@@ -153,11 +153,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The arrays of a file by what they could be: matrices (one for each axis that could be the input) and biases.
+    """The arrays of a file, sorted into possible matrices and possible biases.
 
     Attributes:
-        matrices: arrays with an input axis.
-        vectors: arrays that could be a bias.
+        matrices: a Source for each array and each of its axes that could be the input axis.
+        vectors: a Source for each array that could be a bias.
         zeros: names of arrays of zeros; they are no candidates, since a bias of zeros changes nothing.
     """
 
@@ -202,7 +202,7 @@ class Candidates:
         return cls(matrices, vectors, zeros)
 
     def slices(self, role: str, width: int) -> Iterator[Slice]:
-        """Yield every slice that could be the projection `role` ("q", "k" or "v") of inputs of this width."""
+        """Yield every slice that could be the projection `role` ("q", "k" or "v") of an input of this width."""
         for source in self.matrices:
             if source.inputs != width:
                 continue
@@ -218,7 +218,7 @@ class Candidates:
                         yield Slice(source, kind, 3, ROLES.index(role), group)
 
     def biases(self, weight: Slice) -> list[Slice]:
-        """Return the slices of vectors that could be the bias of `weight`: the same part, or the whole vector."""
+        """Return the slices of vectors that could be the bias of `weight`: a part of a packed one, or a whole one."""
         key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.group
         if key not in self._biases:
             self._biases[key] = list(self._find_biases(weight))

@@ -22,7 +22,7 @@ SHOWN = 6
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """Yield `found` with each choice of value and output biases, and the vector (Do,) that the biases add.
+    """Yield (hypothesis, vector) for each choice of value and output biases; the vector (Do,) is what they add.
 
     The first choice is no bias.
     """

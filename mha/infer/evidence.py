@@ -44,7 +44,7 @@ class Fit:
     Attributes:
         hypothesis: the hypothesis with all its biases.
         ratio: the worst error / allowed error of the output; at most 1 if it fits.
-        error: the worst error.
+        error: the worst error of the output.
     """
 
     hypothesis: Hypothesis
@@ -116,7 +116,7 @@ class Judge:
 
 
 def pieces(problem: Problem, each: int) -> Iterator[Problem]:
-    """Yield the problem in parts of some batch items and queries, small enough to be computed in memory.
+    """Yield the problem in pieces, each with some of its batch items and queries, small enough for the memory.
 
     Args:
         problem: the problem, with the recorded output, weights and heads.

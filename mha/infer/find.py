@@ -48,10 +48,10 @@ class Inference:
         fits: every hypothesis within the bound, best first; each computes another function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
-        exhausted: False if time ran out before all hypotheses of the begun tiers were considered.
-        more: how many further hypotheses are as close but were not judged, because the record hardly tells them apart.
-        key_bias: if the key bias has no influence on the output, the most plausible one, and the reason in words.
-        candidates, observed: the arrays as what they could be, and the recorded call.
+        exhausted: False if time ran out before all hypotheses of the tiers that were begun were considered.
+        more: how many further hypotheses are as close but were not judged, because the call hardly tells them apart.
+        key_bias: (the likeliest key bias or None, why in words), if it has no influence on the output.
+        candidates, observed: the possible matrices and biases, and the recorded call.
         seconds: how long it took.
     """
 
@@ -107,13 +107,12 @@ def infer(
     """Return which arrays are the weights of the attention layer that was recorded.
 
     Args:
-        arrays: name -> array; names mean nothing, and there may be arrays of other layers among them.
-        recorded: one call of the layer, by the names in observed.NAMES: `queries` and `output`; `keys` and `values`
-            if they differ from the queries; `valid_lens`, `allowed`, `bias`, `causal`, `query_offset` if there was a
-            mask.
+        arrays: name -> array. The names are not interpreted, and there may be arrays of other layers among them.
+        recorded: one call of the layer, with keys from observed.NAMES: "queries" and "output"; "keys" and "values" if
+            they differ from the queries; "valid_lens", "allowed", "bias", "causal", "query_offset" if there was a mask.
         num_heads: the number of heads H, if it is known.
         time_limit: seconds after which no further hypotheses are considered.
-        progress: is told, in words, what is being done.
+        progress: called with a line on what is being done.
 
     Raises:
         SpecError: the record or the arrays can't be read, all rows of the recorded output are equal, or there are no

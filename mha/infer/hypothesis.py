@@ -34,7 +34,7 @@ class Hypothesis:
         orders: for each of the four, the order of its rows: "hd" (head by head) or "dh" (channel by channel).
         heads, kv_heads: the numbers of query heads and key heads.
         scale: one of SCALES.
-        mask: the name of one of the record's possible masks.
+        mask: the name of one of the possible masks in `Observed.masks`.
         bq, bk, bv, bo: the biases; None for none.
         rotary: rotary positions, which no array shows; None for none.
     """
@@ -94,7 +94,7 @@ class Hypothesis:
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Return True if the arrays' axes allow its orders, and its heads are wide enough for its rotary positions."""
+        """Return whether the arrays' axes allow these orders, and heads are wide enough for the rotary positions."""
         if self.rotary is not None and (self.rotary.width or 0) > self.head_dim:
             return False
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]
@@ -136,9 +136,9 @@ class Hypothesis:
         return config, {name: np.ascontiguousarray(array) for name, array in found.items()}
 
     def function(self) -> bytes:
-        """Return a digest that is the same for hypotheses which compute the same function.
+        """Return a digest that is equal for hypotheses that compute the same function.
 
-        Key biases are left out where the output does not depend on them.
+        A key bias on which the output does not depend does not change it.
         """
         config, weights = (self if self.key_bias_acts else replace(self, bk=None)).canonical()
         said = f"{config.num_heads} {config.num_kv_heads} {config.softmax_scale} {self.mask} {self.rotary}"

@@ -36,8 +36,8 @@ class Observed:
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
         output: (B, Lq, Do).
-        masks: name in words -> possible mask. It has the mask that the record states; if the record does not say
-            whether the layer is causal, it has one without and one with the causal mask.
+        masks: name in words -> possible mask. There is one, the recorded mask; or two, without and with the causal
+            mask, if the recording does not say whether the layer is causal.
         dtype: the dtype that the layer computed in.
     """
 
@@ -68,8 +68,8 @@ class Observed:
     def usable_rows(self) -> list[tuple[int, int, int]]:
         """Return (item, query, number of keys) of each query that can be used.
 
-        Such a query and its row of the output are finite, and each possible mask allows it a key in every head. The
-        number is the smallest over all masks and heads.
+        A query can be used if it and its row of the output are finite, and each possible mask allows it a key in every
+        head. The number of keys is the smallest over all masks and heads.
         """
         counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
         fewest = np.min(counts, axis=0)  # (B, Lq)
@@ -78,7 +78,7 @@ class Observed:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
-        """Return the call in arrays by the names in NAMES: `keys` default to `queries`, `values` to `keys`.
+        """Return the call given as name (one of NAMES) -> array; `keys` default to `queries`, `values` to `keys`.
 
         `dtype` (a string) is the dtype that the layer computed in; by default, that of `output`. All arrays must hold
         numbers of that dtype, but may have a wider one (a bfloat16 layer's numbers may be in float32 arrays).

@@ -28,7 +28,7 @@ ORDERS: dict[Orders, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family of slices whose sizes fit: any q with any k, v and o.
+    """A set of slices whose sizes fit each other: any q with any k, v and o.
 
     Attributes:
         q, k, v, o: the slices for each projection.
@@ -52,9 +52,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Reading:
-    """A family of slices with a number of heads, orders and a scale.
+    """A Family with a number of heads, orders of rows and a scale.
 
-    A hypothesis is a reading with one slice for each projection, a mask and a query bias.
+    With one slice chosen for each projection, a mask and a query bias, it is a Hypothesis.
     """
 
     family: Family
@@ -74,7 +74,7 @@ class Reading:
 
 
 def families(candidates: Candidates, observed: Observed) -> list[Family]:
-    """Return every family of slices that could have made the record."""
+    """Return every Family with sizes that fit the recorded call."""
     widths = dict(zip(ROLES, (x.shape[-1] for x in (observed.queries, observed.keys, observed.values)), strict=True))
     whole: dict[str, dict[int, list[Slice]]] = {role: defaultdict(list) for role in (*ROLES, "o")}
     cut: dict[tuple, dict[str, dict[int, list[Slice]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -105,7 +105,7 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
 
 
 def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
-    """Yield every reading of the families that belongs to one tier (0: ordinary; higher ones are more unusual)."""
+    """Yield every Reading of these families in one tier (0: what frameworks do; higher tiers are more unusual)."""
     for family in found:
         for heads in family.head_counts(num_heads):
             if observed.mask_heads not in (1, heads):

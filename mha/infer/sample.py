@@ -24,15 +24,15 @@ NOISE = 1e3
 
 @dataclass(eq=False)
 class Sample:
-    """Some query rows (n), and all keys (L) of the batch items to which the rows belong.
+    """A sample of n queries (rows), and all L keys of the batch items that have these queries.
 
     Attributes:
-        q, y: (n, Dq) and (n, Do): inputs and outputs of the rows.
+        q, y: (n, Dq) and (n, Do): inputs and outputs of the queries.
         k, v: (L, Dk) and (L, Dv); padding is 0.
         allowed: name of a mask -> bool (1 or H, n, L).
         bias: name of a mask -> (1 or H, n, L), or None.
         key: (L,) the position of each key in its item.
-        positions: name of a mask -> (n,) the positions of the rows' queries.
+        positions: name of a mask -> (n,) the position of each query.
     """
 
     q: NDArray
@@ -80,14 +80,14 @@ class Sample:
         )
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
-        """Return inputs of `role` ("q", "k" or "v") projected by the given rows of a source: (n or L, heads, width)."""
+        """Return (n or L, heads, width): inputs of `role` ("q", "k" or "v"), projected by these rows of `part`."""
         key = part.source, role
         if key not in self._projected:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
         return self._projected[key][:, rows]
 
     def attend(self, scores: NDArray, mask: str) -> NDArray:
-        """Return attention weights (..., H, n, L) from scores without the additive bias, computed in place."""
+        """Return attention weights (..., H, n, L) from scores without the additive bias; overwrites the scores."""
         bias, allowed = self.bias[mask], self.allowed[mask]
         if bias is not None:
             scores += bias
@@ -119,7 +119,7 @@ class Sample:
     def misfit(self, h: Hypothesis) -> float:
         """Return the error of a hypothesis relative to how much the outputs vary.
 
-        Biases of values and output add the same vector to every row, so rows are compared with their mean.
+        Biases of values and output add the same vector to every row, so the mean over all rows is subtracted first.
         """
         wanted, got = self.y - self.y.mean(axis=0), self.output(h)
         return float(np.linalg.norm(got - got.mean(axis=0) - wanted) / np.linalg.norm(wanted))
@@ -130,7 +130,7 @@ def _turned(x: NDArray, positions: NDArray, rotary: Rotary) -> NDArray:
 
 
 def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
-    """Return True if the outputs of these rows, each (batch item, query), differ by more than rounding."""
+    """Return whether the outputs at these rows, each (batch item, query), differ by more than rounding."""
     outputs = np.array([observed.output[b, i] for b, i in rows], dtype=np.float64)
     size = np.linalg.norm(outputs, axis=1).max(initial=0.0)
     noise = NOISE * UNIT_ROUNDOFF[observed.dtype] * size
@@ -158,7 +158,7 @@ def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int
 def early_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
     """Return up to `count` rows (batch item, query) with the fewest keys, but at least 2 each.
 
-    In such early rows a wrong base of rotary positions does the least.
+    In rows with few keys, a wrong base of rotary positions changes the output least.
     """
     rows = sorted((keys, i, b) for b, i, keys in observed.usable_rows if keys > 1)
     return [(b, i) for _, i, b in rows[:count]]

@@ -52,13 +52,13 @@ SIGNIFICANT = 1e-2
 
 @dataclass
 class Ranking:
-    """A list of the best hypotheses so far, and of those that fit better than chance, until the search judges them.
+    """A ranking of hypotheses by misfit, the error relative to how much the outputs vary.
 
     Attributes:
-        best: a heap of (-misfit, number, hypothesis), worst first.
+        best: a heap of the best (-misfit, number, hypothesis) so far, worst first.
         searched: how many hypotheses were ranked.
-        significant: those with a misfit below SIGNIFICANT that were not judged yet.
-        nearest: the least misfit that was seen, with its hypothesis.
+        significant: hypotheses with a misfit below SIGNIFICANT that were not judged yet.
+        nearest: (the least misfit so far, its hypothesis).
     """
 
     best: list[tuple[float, int, Hypothesis]] = field(default_factory=list)
@@ -69,11 +69,11 @@ class Ranking:
 
     @property
     def cutoff(self) -> float:
-        """Return the misfit from which on a hypothesis is not kept."""
+        """Return the misfit at and above which a hypothesis is dropped."""
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return the indices (n, axes) of at most KEPT misfits below the cutoff; of the least misfit if none is."""
+        """Return (n, axes) the indices of at most KEPT misfits below the cutoff; if none is, of the least misfit."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -98,11 +98,11 @@ class Ranking:
 
 
 class Search:
-    """A search of all hypotheses about one file and one recorded call, tier by tier, ordinary ones first.
+    """A search through all hypotheses about a file and a recorded call, tier by tier, the usual ones first.
 
     Args:
         candidates, observed: the file's arrays, and the recorded call.
-        rows: (item, query) of each row by which hypotheses are ranked; the rows' outputs differ.
+        rows: (item, query) of each row of the output by which hypotheses are ranked; the rows differ.
         num_heads: H, if it is known.
         deadline: the time.monotonic() after which the search gives up.
     """
@@ -127,7 +127,7 @@ class Search:
         self.timed_out = False
 
     def readings(self, tier: int) -> list[Reading]:
-        """Return the readings of a tier (0: ordinary; higher: more unusual), those with usual head widths first."""
+        """Return the readings of a tier (0: usual; higher: more unusual), those with usual head widths first."""
         found = readings(self.families, self.observed, self.num_heads, tier)
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
@@ -144,7 +144,7 @@ class Search:
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
         """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
 
-        An expensive tier ends as soon as `is_found` returns True for the hypotheses that fit better than chance.
+        An expensive tier ends as soon as `is_found` returns True for the hypotheses in `Ranking.significant`.
         """
         ranking = Ranking()
         cost = self.cost(tier)

@@ -32,12 +32,12 @@ NEAR = 30.0
 
 
 def with_rotary(found: Hypothesis, early: Sample, sample: Sample, candidates: Candidates) -> Iterator[Hypothesis]:
-    """Yield `found` with rotary positions, for each form and base that fits about as well as the best one.
+    """Yield `found` with rotary positions, for each form (which channels are pairs) and base that fits nearly best.
 
     Args:
         found: a hypothesis without rotary positions.
-        early: rows of the first positions, by which the form is chosen, since the base hardly matters there.
-        sample: more rows, by which the base is chosen.
+        early: queries at the first positions, where the base hardly matters; they choose the form.
+        sample: more queries; they choose the base.
         candidates: the arrays, for a key bias, which changes the output of a layer with rotary positions.
     """
     d = found.head_dim

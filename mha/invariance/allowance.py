@@ -43,7 +43,7 @@ class Allowance:
 
     Attributes:
         dtype: the dtype in which the model is called.
-        rounding: the largest rounding error / the largest number of the output.
+        rounding: (largest rounding error) / (largest number) of the output.
     """
 
     dtype: str
@@ -72,7 +72,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Apart:
-    """A distance of two arrays: the largest error, where it is, the numbers there, and the allowed error."""
+    """The largest difference of two arrays (`error`), its index, the two numbers there, and the allowed error."""
 
     error: float
     allowed: float

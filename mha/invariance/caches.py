@@ -48,9 +48,9 @@ class Cache:
     Attributes:
         said: the way in words.
         past: names of the arguments that take the state; () if the model keeps it itself.
-        places: place of the new state in the output, for each name in `past`; () if the state is changed in place.
-        asks: further arguments of each call.
-        begin: a function that makes the first state for a Trial; None if there is none.
+        places: for each name in `past`, the path of the new state in the output; () if the state is changed in place.
+        asks: name -> value of further arguments of each call.
+        begin: Trial -> the first state; None if there is no first state.
         start: name of the argument that has the position of the first token; None if there is none.
         step: a function (tokens, state) -> (output, state), or the name of such a method, if the model is called by it
             and not by the attributes above.

@@ -29,10 +29,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): how far the output at position [row] moves if the content at position [column] changes.
-
-    The move is relative to the largest output.
-    """
+    """Return (L, L): how much the output at i changes if the input at j does, relative to the largest output."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -62,7 +59,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Return whether a model is meant to be causal: most outputs move with earlier tokens, and few with later ones.
+    """Return whether a model is meant to be causal: most outputs change with earlier tokens, few with later ones.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)
@@ -78,7 +75,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return two names: of the argument that makes a call causal, and of one that should but does not (None: none)."""
+    """Return the name of the argument that makes a call causal, and of one that should but does not; None for none."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

@@ -73,7 +73,7 @@ def joined(parts: list[Given], axis: int) -> Given:
 
 
 def shown(value: Any) -> str:
-    """Return the code of an argument; arrays are wrapped in `t(...)`, which hands them to the framework."""
+    """Return the code of an argument; arrays are wrapped in `t(...)`, which makes the framework's arrays of them."""
     if isinstance(value, Given):
         return f"t({value.text})"
     if isinstance(value, Ref):

@@ -47,7 +47,7 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
 
     Args:
         live: the model.
-        inputs: arrays by name of the argument, or in order; None to make some here.
+        inputs: argument name -> array, or arrays in order. None: they are made here.
 
     Raises:
         SpecError: no call that was tried works; the message has the first reason.

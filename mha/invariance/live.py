@@ -37,9 +37,9 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that makes a model, by a function `both` that makes (model, inputs).
+    """A function that makes a model, wrapped around a function `both` that makes (model, inputs).
 
-    `inputs` are those of the first call of `both`.
+    Its attribute `inputs` has the inputs of the first call of `both`.
     """
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
@@ -85,7 +85,7 @@ class Live:
 
     @cached_property
     def framework(self) -> str:
-        """Return the source of its arrays: torch, keras, flax, mxnet, or numpy for a function."""
+        """Return the name of the model's framework: torch, keras, flax or mxnet; numpy for a function."""
         if self.hooks is None:
             return "torch" if self.tensors else "numpy"
         home = self.hooks.__name__.removeprefix("mha_parity.").split(".")[1]
@@ -108,7 +108,7 @@ class Live:
 
     @cached_property
     def dtype(self) -> str:
-        """Return the dtype of most of its parameters; float64 for a function."""
+        """Return the dtype of most of the model's parameters; float64 for a function."""
         names = []
         for one in self.parameters.values():
             found = self.hooks.as_array(one) if self.framework == "torch" else None
@@ -129,17 +129,17 @@ class Live:
 
     @property
     def config(self) -> Any:
-        """Return its config if it is a model of transformers, else None."""
+        """Return the model's config if it is a model of transformers, else None."""
         own = getattr(self.asked, "config", None)
         return own if hasattr(own, "model_type") else None
 
     @cached_property
     def large(self) -> bool:
-        """Return whether it has more than LARGE parameters, so that it is not copied."""
+        """Return whether the model has more than LARGE parameters, so that it is not copied."""
         return sum(int(np.prod(shape)) for shape in self.shapes) > LARGE
 
     def fresh(self) -> Live:
-        """Return a copy that no call has touched; the same object if it can't be copied."""
+        """Return a copy in the state before any call; the same object if it can't be copied."""
         if self.hooks is None or self.large or self.compiled is not None:
             return self
         try:
@@ -154,11 +154,11 @@ class Live:
 
     @property
     def can_make(self) -> bool:
-        """Return whether another one can be made anew."""
+        """Return whether another such model can be made."""
         return self.make is not None and not self.large and self.compiled is None
 
     def another(self) -> Live:
-        """Make the model anew, in inference mode, and return it; its parameters may have other numbers."""
+        """Return a newly made model, in inference mode; its parameters may have other numbers."""
         assert self.make is not None
         other = Live(self.make(), self.make)
         if other.framework == "torch" and other.hooks is not None:
@@ -262,7 +262,7 @@ class Live:
     # How it is written
 
     def made_again(self, dtype: str) -> str:
-        """Return the code that makes another such model, by the name `make`."""
+        """Return the code that makes another such model by calling `make`."""
         first = "[0]" if isinstance(self.make, FirstOf) else ""
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
@@ -307,9 +307,9 @@ def named_as(model: Any) -> str:
 
 
 def with_tensors(live: Live) -> Live | None:
-    """Return a copy of a Live function of arrays that calls it with PyTorch's tensors.
+    """Return a Live function that calls the function of `live` with PyTorch's tensors.
 
-    None if `live` is a model, or if PyTorch is not imported.
+    It is None if `live` is a model, or if PyTorch is not imported.
     """
     if live.hooks is not None or "torch" not in sys.modules:
         return None

@@ -48,7 +48,7 @@ class Mask:
     def of(self, allowed: NDArray) -> Given:
         """Return the argument for `allowed`, bool (B, Lq, Lk), True = may attend.
 
-        A mask of keys alone is taken from the row of the last query.
+        A mask without an axis of queries is taken from the row of the last query.
 
         >>> Mask("m", "keys", "int64", True).of(np.tri(3, dtype=bool)[None])
         Given(array=array([[1, 1, 1]]), text="np.ones((1, 3), 'int64')")

@@ -24,7 +24,7 @@ class Result:
     Attributes:
         id, group, sentence: the relation.
         status: the verdict; "known" if it is broken in a way that the table of deviations lists.
-        reason: why it was not tested, or which deviation it is.
+        reason: why it was not tested, or the id of the known deviation; else "".
         apart: how far the results of the two calls are apart; None if it was not tested.
         size: the size of the smallest inputs that show the fault; the size of all inputs if the relation holds.
         code: the two calls as code to paste; "" if the relation holds.
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def by(self) -> str:
-        """Return in words by how much it is broken; "" if it was not tested."""
+        """Return in words by how much the relation is broken; "" if it was not tested."""
         one, size = self.apart, self.size
         if one is None or size is None:
             return ""
@@ -77,7 +77,7 @@ class Report:
         framework: the framework of the arrays that it was given.
         results: one for each relation, in the order of the table.
         allowance: how far apart the results of two calls may be.
-        found: lines on the model, such as its masks and its cache.
+        found: lines on what was found out about the model, such as its masks and its cache.
     """
 
     name: str
@@ -92,11 +92,11 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Return whether something was asked, and nothing is broken."""
+        """Return whether some relation was tested, and none is broken."""
         return bool(self.of("holds")) and not self.of("broken")
 
     def assert_holds(self) -> None:
-        """Raise AssertionError if a relation is broken, with those that are; or if none could be tested."""
+        """Raise AssertionError, with the broken relations, if there are any; or if no relation could be tested."""
         if not self.holds:
             raise AssertionError("\n".join(self.lines()))
 

@@ -62,12 +62,12 @@ def invariants(
         inputs: what it is called with, by the argument's name or in order; the first has shape (batch, length, ...).
             Default: inputs that are made from its signature and its config.
         make: a function without arguments that made the model, for the code that is printed.
-        step: a function `step(tokens, state)` that gives (output, state); the first state is None.
-        causal: whether the model is causal. Default: what it says, and what it does.
-        pad: the token id that stands in padding.
-        named: MODULE:NAME, for the code that is printed.
+        step: a function `step(tokens, state)` that returns (output, state); the first state is None.
+        causal: whether the model is causal. Default: judged by its attributes and its outputs.
+        pad: the token id to use in padding. Default: any.
+        named: MODULE:NAME of `model`, for the code that is printed.
         limit: seconds for one relation.
-        progress: is told which relation is tested.
+        progress: called with the relation that is being tested.
 
     Raises:
         SpecError: no call of the model works.

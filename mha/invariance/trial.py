@@ -85,7 +85,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one call: the raw output, its arrays in NumPy, the main one in float64, and the name in the code."""
+    """An answer to a call. `raw`: the output; `arrays`: key path -> array; `out`: the main one; `text`: its code."""
 
     raw: Any
     arrays: Mapping[Place, Any]
@@ -101,7 +101,7 @@ class Trial:
         run: the function of arrays that calls it, from `live.running`.
         template: how it is called.
         size: the size of the inputs.
-        kept: answers of earlier trials, which `once` returns again.
+        kept: a cache of answers of earlier trials, which `once` uses.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Trial:
             ) from error
 
     def once(self, x: Mapping[str, Given], more: Arguments | None = None) -> Answer:
-        """Return the answer to a call that depends on no earlier call, which all relations with this call share."""
+        """Return the answer to a call that depends on no earlier call; all relations that need it share it."""
         if self.kept is None:
             return self.call(x, more)
         given = sorted({**x, **self.beside(x, more or ()), **(more or {})}.items())
@@ -185,10 +185,10 @@ class Trial:
         return self.kept[key]
 
     def beside(self, x: Mapping[str, Given], more: Container[str] = ()) -> dict[str, Any]:
-        """Return the template's further arguments, cut as the sequences are; those named in `more` stay whole.
+        """Return the template's further arguments, cut to the sequences' size; those named in `more` are not cut.
 
         Raises:
-            CantBeAsked: the sequences begin at a later position, and nobody knows which part of a mask belongs to them.
+            CantBeAsked: the sequences begin at a later position, and it is not known which part of a mask is theirs.
         """
         first, start = self._starts.get(next(iter(x.values())).text, (0, 0))
         size, found = self._size_of(x), dict[str, Any]()
@@ -224,7 +224,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Return the answer of the model, or of `by` (named `text` in the code), to these arguments alone."""
+        """Return the answer of the model, or of `by` (named `text` in the code), to exactly these arguments."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"
@@ -260,7 +260,7 @@ def _content_of(value: Any) -> Any:
 
 
 def path(place: Place, raw: Any) -> str:
-    """Return a place in an output as the code that reads it.
+    """Return the code that reads the array at `place` (a path of keys and indices) from an output.
 
     >>> path(("0", "logits"), ({"logits": 1},))
     "[0]['logits']"

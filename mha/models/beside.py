@@ -74,7 +74,7 @@ READ = ("modules.json", "bert_config.json", "ds_config*.json", "deepspeed_config
 
 
 def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """Return the config beside a file of weights and ""; or None, and why there is none, in words."""
+    """Return (config beside a file of weights, ""); or (None, why there is none, in words)."""
     path = source.parent / FILE
     if not path.is_file():
         return None, f"there is no {FILE} beside it"
@@ -138,8 +138,8 @@ def strange_files(folder: Path, model_type: str) -> dict[str, str]:
     """Return name -> a sentence, for each file in a model's folder that may contradict what the config says.
 
     Args:
-        folder: the folder; folders in it are not looked at.
-        model_type: of its config, one of `mha.models.families.MODEL_TYPES`.
+        folder: the folder; folders in it are not searched.
+        model_type: the `model_type` of its config, one of `mha.models.families.MODEL_TYPES`.
     """
     own, shards = _own(folder)
     passed = (FILE, ADAPTER, *own, *shards)

@@ -49,8 +49,8 @@ class ModelConfig:
     def heads(self, prefix: str) -> tuple[str, int] | None:
         """Return (key, number of heads) of the layer at `prefix`; None if the config has no such key.
 
-        Encoder and decoder may each have a key of their own: then the prefix decides. The config of several models is
-        not read here, because each of these models has its own keys.
+        If encoder and decoder have different keys, the prefix decides. A config of several models, each with its own
+        keys, is not read here.
 
         Raises:
             SpecError: the value is no positive integer.

@@ -66,8 +66,7 @@ def read_config(said: Mapping[str, Any]) -> Any:
     """Return the config object that transformers makes of the content of a decoder's config.json.
 
     Raises:
-        SpecError: the content has a key that the config's class does not have or reads as another value, or values that
-            the class refuses.
+        SpecError: the content has a key that the config's class lacks or changes, or a value that the class refuses.
     """
     import transformers
     from transformers import AutoConfig
@@ -146,8 +145,8 @@ class DecoderLayers:
     """The attention layers of a decoder in a file.
 
     Attributes:
-        sites: the prefix of each layer in the file -> the same layer in `model`.
-        model: the model that transformers makes of the config; its parameters have no numbers.
+        sites: prefix of a layer in the file -> the same layer in `model`.
+        model: the model that transformers makes of the config, without numbers in its parameters (on the meta device).
     """
 
     sites: Mapping[str, Site]
@@ -183,15 +182,15 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Return a layer's config and canonical weights, bit for bit. Its module is run to see that it computes this.
+        """Return a layer's config and its canonical weights, bit for bit; its module is run to check them.
 
         Args:
             arrays: name in the file -> array, of the layer and of the constants beside it.
             prefix: the layer's prefix in the file.
 
         Raises:
-            SpecError: an array has another shape than in the model; the model, or constants in the file, turn positions
-                by other angles than the layer's config says; or the module does not compute what its recipe reads.
+            SpecError: an array has another shape than in the model; the model, or constants in the file, have other
+                rotary angles than the layer's config says; or the module does not compute what its recipe reads.
         """
         import torch
 
@@ -297,12 +296,12 @@ def _parameters_without_numbers() -> Iterator[None]:
 
 
 def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[[str], bool]) -> DecoderLayers | str:
-    """Return the attention layers of the decoder in a file; or in words why the config beside it does not give them.
+    """Return the attention layers of the decoder in a file, or why its config can't give them.
 
     Args:
         config: the config beside the file; its `model_type` is that of a decoder.
         names: the names of the arrays in the file.
-        is_left: name of a file in the folder -> whether the user leaves it out.
+        is_left: name of a file in the folder -> whether the user ignores it (a pattern of `leave`).
     """
     folder = config.path.parent
     if (folder / ADAPTER).exists():

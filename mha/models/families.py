@@ -42,7 +42,7 @@ class Family:
         model_types: the `model_type` of their configs.
         layouts: the layouts that their arrays may have.
         where: a regular expression for the prefixes of its attention layers, with "." between names.
-        settings: in words, for the documentation, the settings of a config that matter.
+        settings: the settings of a config that change the arithmetic, in words for the documentation.
         scale: (config, prefix, head width) -> the factor of the scores; None: 1 / sqrt(head width).
         causal: (config, prefix) -> whether the model calls this layer causally; None for a family that calls no layer
             causally.
@@ -212,7 +212,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
 
 
 def place_of(family: Family, prefix: str) -> str:
-    """Return the end of a prefix, from where it names an attention layer of this family; "" if it names none.
+    """Return the end of a prefix that matches the family's `where`; "" if the prefix names no attention layer of it.
 
     >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
     'layer.3.attention'
@@ -247,7 +247,7 @@ def changed(
         config: the content of config.json; its `model_type` is one of the family's.
         family: the family.
         folder: the folder of the file.
-        is_left: name of a file in that folder -> whether the user leaves it out.
+        is_left: name of a file in that folder -> whether the user ignores it (a pattern of `leave`).
     """
     strange = strange_setting(config, config["model_type"])
     if strange:
@@ -272,6 +272,6 @@ def changed(
 
 
 def of_own_code(auto_map: Any) -> str:
-    """Return the sentence for messages about an `auto_map`: the setting that says that a folder has its own code."""
+    """Return a sentence about an `auto_map`, the setting of a config for code of its own."""
     named = ", ".join(map(str, auto_map.values())) if isinstance(auto_map, dict) else str(auto_map)
     return f"auto_map says that code of its own computes this model ({shown(named)}); it is never run here"

@@ -52,8 +52,8 @@ class KerasLayer:
 
     Attributes:
         layout: the layout that its class gives to its arrays; "" for a class that is not in keras.layers.
-        changed: the setting that makes it compute something else than its layout means; "" if there is none.
-        heads: (number of query heads, width of keys), which the arrays must have too; () where that is unknown.
+        changed: the setting that makes it compute something else than other layers of this layout; "" if there is none.
+        heads: (number of query heads, width of keys) in the config, to compare with the arrays; () if unknown.
         causal: whether the model calls it with use_causal_mask; None if some of its calls do and others don't.
     """
 
@@ -64,7 +64,7 @@ class KerasLayer:
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
-    """Return path of its arrays -> layer, for each attention layer; and in words why any other layer is not there."""
+    """Return (path of the arrays -> attention layer, why other layers are missing in words)."""
     try:
         with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:

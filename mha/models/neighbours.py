@@ -31,11 +31,11 @@ MOST_NAMED = 4
 
 
 class Neighbours:
-    """A finder of the names in a file that stand below a layer's prefix.
+    """A finder of array names that begin with a layer's prefix.
 
     Args:
-        names: of all arrays, in the file's order.
-        prefixes: of all attention layers in the file.
+        names: the names of all arrays, in the file's order.
+        prefixes: the prefixes of all attention layers in the file.
 
     >>> from mha_core.layouts import get
     >>> own = [f"attn.{name}" for name in get("llama").required]
@@ -48,9 +48,9 @@ class Neighbours:
         self._names, self._prefixes = sorted(self._order), sorted(prefixes)
 
     def of(self, prefix: str, layout: Layout) -> list[str]:
-        """Return the names below a layer's prefix that its layout lacks, without the prefix, in the file's order.
+        """Return the names below a layer's prefix that are not in its layout, without the prefix, in the file's order.
 
-        Every name in the file is below the prefix of a layer at the top level. Names of other layers are left out.
+        Names of other layers are left out. The prefix "" (a layer at the top level) has every name below it.
         """
         start = prefix + layout.separator if prefix else ""
         own = {*layout.required, *layout.optional}

@@ -59,7 +59,7 @@ TF_CLASS = re.compile(r"tf[a-z0-9_]*")
 
 
 def dotted(name: str) -> str:
-    """Return the name that an array of TensorFlow or Flax would have in PyTorch: its parts, joined by ".".
+    """Return the name that an array of TensorFlow or Flax would have in PyTorch: its components, joined by ".".
 
     >>> dotted("encoder/layer_._0/attention"), dotted("mlm___cls/predictions")
     ('encoder.layer.0.attention', 'cls.predictions')
@@ -70,7 +70,7 @@ def dotted(name: str) -> str:
 
 
 def kind_of(name: str, of: str) -> Kind:
-    """Return where an array belongs in a model: "body", "head" or "buffer"; "" if the model has no array of this name.
+    """Return what an array is in a model: of its "body" or "head", or a "buffer"; "" if the model has no such array.
 
     Args:
         name: the array's name in the file, of any framework.
@@ -117,7 +117,7 @@ def is_constant(name: str, entry: Entry) -> bool:
 
 
 def strange_arrays(entries: Mapping[str, Entry], of: str) -> list[str]:
-    """Return the names of the arrays, in the file's order, that have no place in a model of type `of`."""
+    """Return the names, in the file's order, of the arrays that a model of type `of` does not have."""
     found = []
     for name, entry in entries.items():
         kind = kind_of(name, of)

@@ -26,7 +26,7 @@ class Reviewed:
     Attributes:
         keys: the keys, in one text, with spaces between them.
         why: the reason; or, if some values change something, the end of a message that says which values don't.
-        fits: (value, config) -> whether this value changes nothing. Default: every value fits.
+        fits: (value, config) -> whether this value changes nothing. Default: no value changes anything.
     """
 
     keys: str

@@ -44,7 +44,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Standing:
-    """A word (proved, known, moved), the reason, and whether the original calls the layer causally (None: unknown)."""
+    """What is known of a layer: `word` ("proved", "known" or "moved"); `causal`: whether its calls are, or None."""
 
     word: str
     why: str
@@ -63,9 +63,9 @@ class LayerFacts:
         scale: the factor of the scores; None where it is 1 / sqrt(head width).
         layout: the layout of its class; "" where the class is unknown.
         causal: whether its model calls it causally; None where that is unknown.
-        left: names below its prefix that are left out.
-        strays: names below its prefix that are no part of its layout, and that the user does not leave out.
-        decoder: the layers of the decoder that it belongs to, which read it; None for any other layer.
+        left: names of arrays below its prefix that the user ignores (patterns of `leave`).
+        strays: names of other arrays below its prefix that are not in its layout.
+        decoder: the layers of the decoder that has it, by which it is read; None for any other layer.
     """
 
     known: str
@@ -87,8 +87,8 @@ class About:
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names that the user leaves out. They may name arrays below a layer's prefix that are not in
-            its layout, other arrays for which a model of the config's type has no place, and files in the folder.
+        leave: patterns of names to ignore: of arrays below a layer's prefix that are not in its layout, of other arrays
+            that a model of the config's type does not have, and of files in the folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
@@ -159,7 +159,7 @@ class About:
         return replace(facts, left=tuple(name for name in others if name not in own), strays=tuple(kept))
 
     def check_leave(self) -> None:
-        """Raise SpecError if a pattern of names to leave out fits no array that can be left out."""
+        """Raise SpecError if a pattern of `leave` fits no array or file that can be ignored."""
         unused = [pattern for pattern in self.leave if pattern not in self._left]
         if unused:
             raise SpecError(
@@ -297,7 +297,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """Return the metadata that `mha convert` writes, which keep the standings for another conversion."""
+    """Return the metadata that `mha convert` writes, so that a later conversion knows the standings."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}

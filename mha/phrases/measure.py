@@ -31,7 +31,7 @@ Numbers = list[float]
 
 
 def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
-    """Return concept -> dtype -> errors that are measured now, for the concepts that the framework has.
+    """Return concept -> dtype -> newly measured errors, for the concepts that the framework has.
 
     For dropout, the errors are those of a call without it.
     """
@@ -68,7 +68,7 @@ def recorded() -> dict[str, Any]:
 
 
 def verdict(found: Mapping[str, Numbers]) -> str:
-    """Return in words how equal a layer is in each dtype.
+    """Return in words, for each dtype, how near a layer's results are to the definition's.
 
     >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
     'equal in float32, off by 2e-08 in float64'
@@ -79,7 +79,7 @@ def verdict(found: Mapping[str, Numbers]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """Return in words how equal a framework's layer is for one concept; "" if that was not measured."""
+    """Return `verdict` for a framework's layer and one concept; "" if that was not measured."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 

@@ -16,12 +16,12 @@ class Native(ABC):
         id: its name on the page and in the terminal.
         path: its name in its framework.
         framework: the backend whose framework has it.
-        others: further names by which a user may ask for it.
-        imports: the lines above its code.
+        others: further names that a user may give for it.
+        imports: the import lines that its code needs.
         holder: the variable that holds the parameters after `make`.
         dtypes: the dtypes in which it computes on a CPU.
-        layers: patterns of the subjects in the tables of deviations that are this layer, on any path.
-        lacks: concept -> what it lacks.
+        layers: patterns of the names that subjects for this layer have in tables of deviations.
+        lacks: concept that it lacks -> what is missing.
         words: concept -> what to know besides the code, in a sentence or two.
         state: code for the concept "state". It may use the variables of `make`, and sets `output`.
     """
@@ -49,7 +49,7 @@ class Native(ABC):
 
     @abstractmethod
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """Return the lines that call it and set `output`, and `weights` if these are asked for."""
+        """Return the lines that call it and set `output`, and `weights` if `calling` wants them."""
 
     @abstractmethod
     def read(self, making: Making, old: str) -> Held:

@@ -35,10 +35,10 @@ Space = dict[str, Any]
 
 
 def arrays() -> dict[str, NDArray]:
-    """Return name -> array (float64 or bool) for the call; under all masks together, every query has a key.
+    """Return name -> array (float64 or bool) for the calls; under all masks together, every query has a key.
 
-    The page uses valid (B, Lk), allowed (Lq, Lk) and added (Lq, Lk). Other calls use by_item (B, Lq, Lk) and by_head
-    (B, H, Lq, Lk), and the inverses padded and closed, in which True hides a key.
+    The page's masks are "valid" (B, Lk), "allowed" (Lq, Lk) and "added" (Lq, Lk). Other calls have "by_item" (B, Lq,
+    Lk) and "by_head" (B, H, Lq, Lk), and the inverses "padded" and "closed", where True hides a key.
     """
     rng = np.random.default_rng(0)
     batch, queries, keys, width, heads = (SIZES[name] for name in ("B", "Lq", "Lk", "E", "H"))
@@ -181,7 +181,7 @@ def _new(native: Native, making: Making, dtype: str) -> Space:
 
 
 def made(native: Native, making: Making, dtype: str, seed: int = SEED) -> Space:
-    """Return the variables of the code that makes a layer, with the definition's weights; to be called in `scope`."""
+    """Return variable -> value after the code that makes a layer, with the definition's weights. Call it in `scope`."""
     space = {**_new(native, making, dtype), **given(native, dtype)}
     _, weights = weights_of(making, seed)
     fill(native, making, space, {name: array.astype(dtype) for name, array in weights.items()})
@@ -204,7 +204,7 @@ def held(native: Native, making: Making, space: Space) -> dict[str, NDArray]:
 
 
 def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Return the worst error of a layer that is made, given weights and called. The framework must have all of it."""
+    """Return the worst error of a layer that is made, given weights and called. The framework must have all options."""
     with scope(native, dtype):
         space = made(native, making, dtype)
         execute(native.call(making, calling), space)
@@ -212,7 +212,7 @@ def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
 
 
 def state(native: Native, dtype: str) -> Worst | None:
-    """Return the worst error of the code about state; None if the code gives no output."""
+    """Return the worst error of the output of the native's `state` code; None if that code sets no output."""
     with scope(native, dtype):
         space = made(native, Making(), dtype)
         execute(native.state, space)
@@ -220,7 +220,7 @@ def state(native: Native, dtype: str) -> Worst | None:
 
 
 def carry(old: Native, new: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Return the worst error of a call of the new layer, to which the printed lines carry the old one's parameters.
+    """Return the worst error of a call of the new layer, to which the printed code has copied the old parameters.
 
     Raises:
         AssertionError: a parameter of the new layer differs in a bit.
@@ -255,7 +255,7 @@ def _imported(native: Native) -> Space:
 
 
 def is_lacking(native: Native, concept: str) -> bool:
-    """Return whether the installed release lacks what the native says it lacks."""
+    """Return whether the installed release still lacks what the native lists in `lacks` for this concept."""
 
     def names_of(function: Any) -> set[str]:
         try:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Making:
-    """A description of how a layer is made.
+    """The arguments with which a layer is made, as pieces of code.
 
     Attributes:
         width: the width of queries, keys, values and output.
         heads, head_width: H, and the width of one head.
         kv_heads: G, if there are fewer heads of keys and values; else "".
         bias: whether the projections have biases.
-        dropout: the rate; "" for none.
+        dropout: the rate of dropout; "" for none.
     """
 
     width: str = "E"
@@ -76,10 +76,10 @@ class Calling:
 
     Attributes:
         queries, keys, values: the code of the three arrays, batch axis first.
-        padding: a mask of the keys that count in each item, with axes "bk".
-        allowed: a mask of the keys that each query may attend to.
-        added: an array of numbers that are added to the scores.
-        causal: whether query i sees the keys up to i.
+        padding: a mask of the keys of each item that are no padding, with axes "bk"; None for none.
+        allowed: a mask of the keys that each query may attend to; None for none.
+        added: an array of numbers that are added to the scores; None for none.
+        causal: whether query i may attend only to keys 0 to i.
         weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean.
         training: whether dropout acts.
     """
@@ -105,9 +105,9 @@ class Lack:
     """A concept that a framework lacks.
 
     Attributes:
-        words: what is missing, and what there is in its place.
-        shown_by: an expression that is True if the installed release lacks it. It may use the functions `names`
-            (callable of the framework -> names of its arguments) and `before` (package, release -> whether an older
+        words: what is missing, and what to use in its place.
+        shown_by: a Python expression that is True if the installed release lacks it. It may use two functions: `names`
+            (callable of the framework -> names of its arguments) and `before` ((package, release) -> whether an older
             release is installed).
     """
 
@@ -219,7 +219,7 @@ def call_of(function: str, *given: str, **named: str) -> str:
 
 
 def both(texts: Sequence[str], sign: str = " & ") -> str:
-    """Return the expressions joined by `sign`, each in brackets if it needs them; "" without any.
+    """Return the expressions joined by `sign`, each in brackets if it needs them; "" if there are none.
 
     >>> both(["a"]), both(["a", "~b", "c | d"]), both([])
     ('a', 'a & ~b & (c | d)', '')

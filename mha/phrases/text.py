@@ -19,7 +19,7 @@ ARRAYS = (
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """Return the concepts that were asked for, by name or by words of their headings; all if none was.
+    """Return the concepts with these names, or with these words in their headings; all concepts if none is given.
 
     Raises:
         SpecError: there is no such concept.
@@ -54,7 +54,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return what to know of a concept besides the code; without code, a sentence that says so."""
+    """Return what to know of a concept besides the code; if there is no code for it, a sentence that says so."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 

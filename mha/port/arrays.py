@@ -41,11 +41,11 @@ class LoadedArrays:
     """An account of where each parameter of a loaded model comes from.
 
     Attributes:
-        held: name of a parameter -> name of the file's array that it equals, bit for bit after the cast to its dtype.
-            If transformers makes one parameter of several arrays, each array's name -> itself.
+        held: parameter -> the file's array that it equals, bit for bit after the cast to its dtype, both by name. If
+            transformers makes one parameter of several arrays: name of each array -> the same name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
-        left: names that the user leaves out: arrays that no model of its type has, and other files in the folder.
+        left: what the user ignores: names of arrays that no model of its type has, and of other files in the folder.
         how: how exactly each parameter equals its array, in words.
     """
 
@@ -98,12 +98,12 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
         model: the model.
         files: name of an array -> the file that holds it.
         folder: the model's folder.
-        leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
+        leave: patterns of names to ignore: of arrays that the model does not have, and of other files.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other numbers;
-            or the file holds an array that may belong to the encoder, and the model has no place for it; or a pattern
-            in `leave` fits nothing.
+            the file holds an array that may belong to the encoder, but that the model does not have; or a pattern in
+            `leave` fits nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}
@@ -152,8 +152,8 @@ def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
         model, files, folder, leave: as for `check_arrays`.
 
     Raises:
-        SpecError: a parameter is in no array, or has other numbers; or the model has no place for an array, which is no
-            constant of earlier releases; or a pattern in `leave` fits nothing.
+        SpecError: a parameter is in no array, or has other numbers; the model does not have an array, which is not a
+            constant of earlier releases either; or a pattern in `leave` fits nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}

@@ -43,7 +43,7 @@ def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
     """Return the model in a GGUF file, in evaluation mode, and an account of where its parameters come from.
 
     Raises:
-        SpecError: the file is no GGUF file, is of another architecture, lacks an array or holds another.
+        SpecError: the file is no GGUF file, is of another architecture than Llama, or lacks arrays or has others.
     """
     import torch
     import transformers

@@ -76,9 +76,9 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
 
 @contextmanager
 def safetensors_of(folder: Path) -> Iterator[Path]:
-    """Return a context that gives a folder with safetensors: `folder`, or a temporary copy of the arrays in its pickle.
+    """Return a context whose value is a folder with safetensors: `folder`, or a temporary one made from its pickle.
 
-    The pickle is read as `mha convert` reads it: nothing in it is run.
+    The pickle is read as `mha convert` reads it: no code in it is run.
     """
     name = next((name for name in (PICKLE, PICKLE + FOLDER_INDEX) if (folder / name).is_file()), None)
     if name is None or any((folder / one).is_file() for one in (SINGLE, INDEX)):
@@ -99,7 +99,7 @@ def safetensors_of(folder: Path) -> Iterator[Path]:
 
 
 def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """Return the model in a folder, and the dict in which transformers tells how the loading went.
+    """Return the model in a folder, and the dict in which transformers reports on the loading.
 
     Args:
         auto: the class that loads it, such as AutoModel.
@@ -132,10 +132,10 @@ def check_none_drawn(folder: Path, names: Collection[str]) -> None:
 
 
 def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
-    """Return the tokenizer in a folder; None if it is not `needed` and none is there.
+    """Return the tokenizer in a folder; None if there is none, and it is not `needed`.
 
     Raises:
-        SpecError: it can't be read, or no file of a vocabulary is there: transformers makes one that knows no word.
+        SpecError: it can't be read, or has no vocabulary file, without which transformers makes one that knows no word.
     """
     if not needed and not any(folder.glob("tokenizer*")):
         return None

@@ -54,7 +54,7 @@ class TrainedModel:
         model: a PyTorch module of transformers, in evaluation mode.
         tokenizer: its tokenizer; None for a model that takes arrays instead of texts.
         arrays: the arrays of its files that its parameters come from; None for a live model, which has no files.
-        outputs: what it gives: EMBEDDINGS, LOGITS or OUTPUTS.
+        outputs: what `run` returns: EMBEDDINGS, LOGITS or OUTPUTS.
     """
 
     name: str
@@ -65,7 +65,7 @@ class TrainedModel:
 
     @property
     def limit(self) -> int:
-        """Return the most tokens of a text: RoBERTa and its relatives count positions from padding_idx + 1."""
+        """Return the most tokens that a text may have: RoBERTa and the like count positions from padding_idx + 1."""
         positions = int(getattr(self.model.config, "max_position_embeddings", None) or 10**9)
         if self.outputs == EMBEDDINGS:
             table = getattr(getattr(self.model, "embeddings", None), "position_embeddings", None)
@@ -175,7 +175,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """Return how the model continues each text: it adds the likeliest token `tokens` times, with a cache."""
+        """Return the continuation of each text by the model: the likeliest next token, `tokens` times, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -212,13 +212,13 @@ def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ())
     Args:
         name: the name of the model or the folder.
         dtype: the dtype of the model.
-        leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
+        leave: patterns of names to ignore: of arrays that the model does not have, and of other files.
 
     Raises:
-        NotInstalled: a package that it needs is not there.
+        NotInstalled: a package that it needs is not installed.
         SpecError: there is no such model; it computes something else than its class does (code of its own, an adapter,
-            settings that transformers ignores); or its files are not whole: an array that the results depend on is
-            missing, is not needed, has another shape, or is not what was loaded.
+            settings that transformers ignores); or an array in its files is missing, surplus, of another shape, or not
+            what was loaded.
     """
     if name in DECODERS:
         return _packaged_decoder(name, dtype)
@@ -273,7 +273,7 @@ def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
 
     Args:
         folder: the folder.
-        leave: patterns of the names of files in it that are left out.
+        leave: patterns of the names of files in it to ignore.
     """
     content, file = content_of(folder), folder / FILE
     if not is_encoder(content):

@@ -60,15 +60,15 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True)
 class LayerResult:
-    """A comparison with the reference of one call of an attention function, by the model itself or by one backend.
+    """A comparison with the reference: one call of an attention function, computed by the model itself or by a backend.
 
     Attributes:
-        layer: the name of the module that makes the call; numbered where it makes several.
-        by: ORIGINAL, or a backend.
+        layer: the name of the module that makes the call, with a number if it makes several.
+        by: what computed it: ORIGINAL, or the name of a backend.
         equal: whether every stage is within its bound.
         ratio: worst error / allowed error of all stages.
         error: largest difference of the output from the reference.
-        messages: every stage that is over its bound, or why nothing was computed.
+        messages: a line on each stage that is over its bound, or on why nothing was computed.
     """
 
     layer: str
@@ -89,10 +89,10 @@ class EmbeddingResult:
     """A comparison of two outputs of a model: with one backend's attention in it, and with its own attention.
 
     Attributes:
-        by: the backend.
-        difference: the largest difference between two numbers of the outputs.
-        allowed: how much the outputs may differ if the error in each call is within its bound.
-        cosine: the smallest cosine, over all items, between an item's two rows of outputs.
+        by: the name of the backend.
+        difference: the largest difference between the two outputs.
+        allowed: how much the outputs may differ if the error in each attention call is within its bound.
+        cosine: the smallest cosine between the two rows of outputs of one item, over all items.
     """
 
     by: str
@@ -111,12 +111,12 @@ class PortReport:
     """The result of `port`.
 
     Attributes:
-        tokens: the number of tokens of each text; empty where arrays were given.
-        arrays: where each parameter of the model comes from, and which arrays of its files were left out; None for a
+        tokens: the number of tokens of each text; () if arrays were given.
+        arrays: where each parameter of the model comes from, and which arrays of its files were ignored; None for a
             live model.
         coverage: of all modules that look like attention, which ones called an attention function that was seen.
-        unread: name of a module -> why a call of its attention function was not read; it stays the model's own.
-        rows_without_key: how many rows of queries may attend to no key, and are not compared in the model's own calls.
+        unread: name of a module -> why a call of its attention function was not read, and so not replaced.
+        rows_without_key: how many queries may attend to no key, and are not compared in the model's own calls.
         failed: backend -> why it gave no answer.
         diagnoses: ORIGINAL or backend, if it differs -> the stage that is wrong and the bug that explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
@@ -230,10 +230,10 @@ def port(
         given: texts, or arrays by the names of the model's arguments.
         backends: the backends that compute, on the CPU.
         dtype: the dtype in which model and backends compute.
-        strict: whether modules that look like attention and are not seen are an error.
+        strict: whether a module that looks like attention, but whose calls are not seen, is an error.
         unseen: whether to find out which bugs of the zoo the calls' outputs would not have shown.
-        progress: is called with what is being done, in words.
-        verdicts: is called with a line on the result of the model's own calls, and of each backend.
+        progress: called with what is being done, in words.
+        verdicts: called with a line on the result of the model's own calls, and with one for each backend.
 
     Raises:
         SpecError: the texts, the arrays or the model can't be used.

@@ -58,7 +58,7 @@ def not_judged(report: PortReport) -> list[str]:
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
-    """Return a line that says that every number comes from the file, and which arrays were left out.
+    """Return a line that says that every number comes from the file, and which arrays the user ignored.
 
     >>> held = {"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}
     >>> arrays_line(LoadedArrays(held, ("cls.bias",)), "sentence embeddings")

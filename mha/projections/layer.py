@@ -35,7 +35,7 @@ Judge = Callable[[str, ReadCall], str | None]
 
 
 class Parts(Protocol):
-    """The functions of a framework's hooks that are needed to read a layer by its projections."""
+    """The interface (a protocol) of the framework's functions that reading a layer by its projections needs."""
 
     def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
         """Return (name, module) of all modules inside; names are relative to this one."""
@@ -56,7 +56,7 @@ COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads"
 
 @dataclass(eq=False)
 class Part:
-    """A projection inside a recorded layer, which keeps copies of its calls; it is given to `watch` as an adapter."""
+    """An adapter for `watch`: a projection in a recorded layer, with copies of the inputs and outputs of its calls."""
 
     layer: ProjectedLayer
     name: str
@@ -64,7 +64,7 @@ class Part:
     calls: list[tuple[Any, Any]] = field(default_factory=list)
 
     def note(self, arguments: Mapping[str, Any], output: Any) -> None:
-        """Keep copies of the first argument and the output of one call."""
+        """Append copies of the first argument and of the output of a call to `calls`."""
         given = self.layer.hooks.as_array(next(iter(arguments.values()), None))
         self.calls.append((given, self.layer.hooks.as_array(output)))
 
@@ -84,13 +84,13 @@ class ProjectedLayer:
         hooks: the framework's functions.
         name: the layer's name in the model.
         layer: the layer.
-        said: where its projections are.
+        said: the names of its projections, and how they are used.
         judge: a function that compares a call with the reference.
         sure: True if the user said where the projections are; False if they were found by their names.
 
     Attributes:
-        differs: whether a call was refused because it differs and `sure` is False. If `sure`, such a call is recorded,
-            with a doubt.
+        differs: whether a call was refused because the reference gives other numbers and `sure` is False. If `sure`,
+            such a call is recorded, with a note of doubt.
 
     Raises:
         SpecError: there is no projection of such a name, or nothing says how many heads there are.
@@ -120,8 +120,8 @@ class ProjectedLayer:
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         """Return the one reading of a call that the reference confirms. SpecError if there is none, or more than one.
 
-        If the reference confirms none but the user said where the projections are (`sure`), the nearest reading is
-        returned, and `doubt` says how far its numbers are off: the layer does not compute what its weights say.
+        If the reference confirms none, but the user said where the projections are (`sure`), the nearest reading is
+        returned, and `doubt` says how far off the layer's numbers are.
         """
         calls = {name: list(part.calls) for name, part in self.parts.items()}
         for part in self.parts.values():
@@ -284,7 +284,7 @@ def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *,
         roles: "q", "k" and "v", or two of them, in the order of their rows.
         columns: how many rows belong to the queries of all heads.
         num_heads: H.
-        by_head: whether the rows stand head by head, else role by role.
+        by_head: True for rows head by head (q, k, v of head 0, then of head 1, ...); False for role by role.
 
     Raises:
         SpecError: the rows can't be split in this way.

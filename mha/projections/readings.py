@@ -24,10 +24,10 @@ def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
 def mask_readings(
     held: tuple[NDArray, str] | None, full: tuple[int, ...], hides: bool | None = None
 ) -> list[dict[str, Any]]:
-    """Return the masks that an argument may mean: bools of allowed or of excluded keys, an added bias, or lengths.
+    """Return the possible meanings of a mask argument, as arguments of AttentionMask: allowed, bias, valid_lens, ...
 
     Args:
-        held: the argument and its dtype; None where it holds no array.
+        held: (argument, its dtype); None if it is no array.
         full: B, H, Lq, Lk.
         hides: whether True excludes a key; None: both are possible.
     """
@@ -57,7 +57,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return the distance of the layer's and the reference's outputs, over the largest element; and its place."""
+    """Return (largest difference of layer's and reference's outputs / largest element, where it is in words)."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -70,7 +70,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def begins_right(call: ReadCall) -> bool:
-    """Return whether the reference gives each item's first row of the output, to 1/1000 of the largest element."""
+    """Return whether the reference confirms the first row of each item's output, to 1/1000 of the largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -81,8 +81,7 @@ def begins_right(call: ReadCall) -> bool:
 def is_same(one: ReadCall, other: ReadCall) -> bool:
     """Return whether two readings of a call have the same parameters and inputs, and give each key the same weight.
 
-    So a layer with an added mask is read in one way, whether it is called causal or not, if the mask itself excludes
-    the later keys.
+    For example, if the mask itself excludes later keys, the readings with and without `causal` are the same.
     """
 
     def numbers(call: ReadCall) -> list[NDArray]:

@@ -16,7 +16,7 @@ MEANT = {
 
 
 def read_otherwise(assumed: str) -> str:
-    """Return the assumptions about a call with the opposite meaning of its mask; "" if they assume no meaning.
+    """Return the text `assumed` with the opposite meaning of True in the mask; "" if it says nothing about that.
 
     >>> read_otherwise("batch_first=True, pad true where a key is hidden (mask_hides=True)")
     'batch_first=True, pad true where a key is attended to (mask_hides=False)'
@@ -35,20 +35,20 @@ LINEN = (
 class Projections:
     """Where the projections of an attention layer are, and how the layer uses them.
 
-    A field that is None is read from the layer; or each possibility is tried, and the one that gives the layer's
-    numbers is taken.
+    A field that is None is read from the layer; if that can't be, each possibility is tried until one gives the layer's
+    numbers.
 
     Args:
         query, key, value, output: names of the projections in the layer, such as "q_proj" or "linears.0". The name of a
             projection that computes several is given for each of them: query="qkv", key="qkv", value="qkv".
         num_heads: H. None: from the layer's attribute (num_heads, n_head, h, ...).
         order: the order of queries, keys and values in the rows of one projection that computes several.
-        by_head: whether these rows stand head by head (q, k, v of head 0, then of head 1, ...), else role by role.
-        batch_first: whether arrays are (B, L, width), or (L, B, width).
+        by_head: True for these rows head by head (q, k, v of head 0, then of head 1, ...); False for role by role.
+        batch_first: True for arrays (B, L, width); False for (L, B, width).
         causal: whether a query attends only to keys up to its own position.
         mask: the argument of the layer that holds its mask. None: every argument is tried.
         scale: the factor of the scores. None: 1 / sqrt(head_dim).
-        mask_hides: whether True in that mask hides a key; False: True says that the key is attended to.
+        mask_hides: True if True in that mask hides a key; False if it allows the key.
 
     Raises:
         SpecError: a name is empty, a number is not positive, or `order` does not hold q, k and v.
@@ -97,7 +97,7 @@ class Projections:
 
 
 def found_by_name(names: Collection[str]) -> Projections | None:
-    """Return a layer's Projections, guessed from names of its parts; None if the names fit in no way or in several.
+    """Return a layer's Projections, guessed from its submodules' names; None if the names fit in no way or in several.
 
     >>> found_by_name(["c_attn", "c_proj"])
     Projections(query='c_attn', key='c_attn', value='c_attn', output='c_proj', num_heads=None, order='qkv', \

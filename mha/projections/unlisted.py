@@ -22,12 +22,12 @@ OPEN = "..."
 
 
 class Unlisted:
-    """A chooser of the layers that are recorded by their projections. It says why it refuses a layer.
+    """A chooser of layers of unlisted classes, to be recorded by their projections; it notes why it refuses a layer.
 
     Args:
         hooks: the functions of the framework.
         target: the model.
-        said: pattern of layer names -> where the projections of those layers are.
+        said: pattern of layer names -> the Projections of those layers.
         is_known: module -> whether its class is listed.
         judge: a function that compares a call with the reference.
 
@@ -98,7 +98,7 @@ class Unlisted:
         return layer
 
     def reasons(self, unread: tuple[str, ...]) -> str:
-        """Return why nothing was recorded, and what to add. `unread`: names of modules that look like attention."""
+        """Return why nothing was recorded, and what to add to the call. `unread`: names of attention-like modules."""
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
@@ -128,7 +128,7 @@ class Unlisted:
 
     @property
     def as_they_are(self) -> str:
-        """Return how to record a layer that was refused because its weights give another output; "" if none was."""
+        """Return how to record layers that were refused because their weights give another output; "" if none was."""
         name = next((layer.name for layer in self.layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
@@ -182,7 +182,7 @@ class Unlisted:
 
     @property
     def beyond(self) -> str:
-        """Return a note with the layers that return something else than their output projection gives; "" if none."""
+        """Return a note on layers whose output is not that of their output projection; "" if there are none."""
         names = [layer.name or "the model itself" for layer in self.layers if layer.beyond]
         return (
             f"recorded up to the output projection, not what the layer does with it: {', '.join(names)}"

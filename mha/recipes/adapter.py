@@ -23,7 +23,7 @@ from mha_core.capture import ReadCall
 
 
 class RecipeAdapter:
-    """A recipe as an adapter, with the interface of `mha.recordings.capture.Adapter`."""
+    """An adapter of `mha.capture` that reads layers by a recipe; see `mha.recordings.hooks.Adapter`."""
 
     has_seam = True
     """What can't be read by a recipe is recorded at its attention function, if it calls one."""
@@ -49,7 +49,10 @@ class RecipeAdapter:
 
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """Yield an adapter for one layer. If a block hides the output projection, it watches calls inside the layer."""
+        """Return a context with an adapter for one layer.
+
+        It also sees the calls inside the layer if another module than `Site.core` applies the output projection.
+        """
         site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:
             yield own
@@ -58,7 +61,7 @@ class RecipeAdapter:
             yield own
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Return the reading of one call; if the output projection is hidden, of the last call inside the layer."""
+        """Return one call in terms of the definition: the layer's, or the last call that was seen inside it."""
         seen = self.seen[-1] if self.seen else None
         self.seen.clear()
         if isinstance(seen, SpecError):

@@ -22,7 +22,7 @@ class Judgement:
     Attributes:
         ratios: stage -> worst error / allowed error; at most 1 where equal.
         error: the largest difference of the output from the reference.
-        mismatches: every stage that is over its bound.
+        mismatches: one for every stage that is over its bound.
         rows_without_key: how many rows (item, head and query) may attend to no key, and were not compared.
     """
 
@@ -54,7 +54,7 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
 def judge_recorded(
     problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
 ) -> Judgement:
-    """Return the Judgement of the recorded outputs of a call, without the rows `left_out`: bool (B, H or 1, Lq)."""
+    """Return the Judgement of the recorded outputs of a call. `left_out`: bool (B, H or 1, Lq), rows not to compare."""
     stages: dict[str, Any] = dict(problem.recorded)
     if left_out is not None:
         for name, array in problem.recorded.items():
@@ -66,8 +66,8 @@ def judge_recorded(
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
     """Return the Judgement of the outputs in a recorded call, which the module itself computed.
 
-    Rows that may attend to no key are left out and counted: the definition gives them the output bias, but modules give
-    them NaN or something else.
+    Rows that may attend to no key are counted and not compared: their output is the output bias in the definition, but
+    NaN or something else in modules.
     """
     wanted = answer(problem, precision) if wanted is None else wanted
     keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)

@@ -25,7 +25,7 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
     """Run `call`, and record each call of these layers that it makes.
 
     Returns:
-        The result of `call`, and name of a layer -> its calls, in order. `recorded` of each Problem has the stages that
+        (result of `call`, name of a layer -> its calls, in order). The `recorded` of each Problem has the stages that
         the module itself computed: heads, output, and the weights if the module returns them.
 
     Raises:
@@ -45,7 +45,7 @@ def watched(
 ) -> Iterator[None]:
     """Return a context in which `found` is called with each call of the layer that can be read.
 
-    For any other call, `refused` is called with the SpecError that says why; without `refused`, the call raises it.
+    For any other call, `refused` is called with the SpecError that says why; if it is None, the SpecError is raised.
     """
     calls: list[dict[str, Any]] = []
 

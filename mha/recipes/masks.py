@@ -22,9 +22,9 @@ def mask_of(
 ) -> AttentionMask:
     """Return the AttentionMask of the mask in a module's call.
 
-    A float that is -inf or the lowest number of its dtype excludes its key. Any other number is a bias, -10000 too. In
-    a row that has nothing but such keys, the lowest number is a bias: all scores are lost in it, so that softmax gives
-    the mean over all values.
+    In a float mask, -inf and the lowest number of the dtype exclude a key. Any other number is a bias, -10000 too. In a
+    row in which every key is excluded, the lowest number is a bias: it swallows all scores, so that softmax gives the
+    mean over all values.
 
     Args:
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
@@ -34,7 +34,7 @@ def mask_of(
         query_len: Lq. A single query sees all keys even if `is_causal`, because it is the last one of a sequence.
 
     Raises:
-        SpecError: the implementation is another one, or does not read such a mask in this way.
+        SpecError: the implementation is not in IMPLEMENTATIONS, or does not read such a mask in this way.
 
     >>> found = mask_of(np.array([[0.0, -0.5, np.finfo(np.float32).min]], np.float32), "float32", "eager")
     >>> found.allowed, found.bias

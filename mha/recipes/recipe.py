@@ -14,7 +14,7 @@ from mha_core.layouts import Layout
 
 
 def own_scale(core: Any) -> float:
-    """Return the factor that a module keeps as `scaling`."""
+    """Return the factor of the scores that a module has as its attribute `scaling`."""
     return float(core.scaling)
 
 
@@ -23,7 +23,7 @@ class Norms:
     """The query-key norm of a family.
 
     Attributes:
-        settings: the settings of the norm, all but eps, which each module has.
+        settings: the settings of the norm; its eps is replaced by that of each module.
         queries, keys: the names of the modules that norm queries and keys.
         eps: the attribute of these modules that holds eps.
         on: the attribute of an attention module, or of its config, that says whether it norms; "" if all modules do.
@@ -38,34 +38,34 @@ class Norms:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe for one family of models. `mha.recipes.Site` reads, calls and writes the family's live modules.
+    """A recipe by which `mha.recipes.Site` reads, calls and writes the attention modules of a family of models.
 
     Attributes:
-        family: its name.
-        summary: what is special about it, in a line.
-        classes: the class names of its attention modules; their code is the same but for names.
+        family: the family's name.
+        summary: what is special about the family, in a line.
+        classes: the class names of its attention modules; their code is the same except for names.
         model_types: the `model_type` of configs of models that have such layers.
-        layouts: the layout of a live module; and the layout of a cross-attention, if that is another.
+        layouts: the layout of a live module; then that of a cross-attention, if it is another one.
         heads: the attribute of `core` with the number of heads.
         dropout_key: the key of a model's config for the dropout of the attention weights.
-        out: the path of the output projection in a module: the merged heads go into it, the output comes out.
-        core: the path of the part that is called with the hidden states and the mask; "" for the module itself.
+        out: the path of the output projection in a module.
+        core: the path of the submodule that is called with the hidden states and the mask; "" for the module itself.
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
         cache: the argument that holds the cache.
         place: the attribute of `core` that says which entry of the cache is the layer's.
         repeated: whether the cache of a module holds a key and a value for each query head.
-        only: the attention implementation that it always runs; "" if its config says which one.
-        needs_mask: whether "eager" can't be called without a mask.
+        only: the attention implementation that a module always runs; "" if its config says which one.
+        needs_mask: whether the implementation "eager" can't be called without a mask.
         scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
-        sees: (core, Lq, Lk) -> bool (Lq, Lk): the keys that `core` lets each query see; a call's mask can only exclude
-            more. None if `core` lets queries see all keys.
+        sees: (core, Lq, Lk) -> bool (Lq, Lk): the keys that `core` itself allows each query; a call's mask can only
+            exclude more. None: all keys.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
-        turn: how it turns queries and keys; None if it has no rotary positions.
+        turn: its rule of rotary positions; None if it has none.
         norms: its query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has no softcap, or does not use it.
-        refused: setting of a module or of the model's config -> its value in the layers that the recipe reads. A layer
-            with another value computes something else, and is refused.
+        refused: setting of a module or of the model's config -> the value that the recipe is for. A layer with another
+            value computes something else, and is refused.
         scale: the settings, in words, that replace the factor 1 / sqrt(d) of the scores; "" for none.
         scale_of: live module -> the factor of its scores.
         models: published models whose layers it reads.
@@ -117,7 +117,7 @@ class Recipe:
 
 
 def part(module: Any, path: str) -> Any:
-    """Return the part of a module at a path such as "output.dense"; None if there is none. "" is the module itself."""
+    """Return the submodule at a path such as "output.dense"; None if there is none. "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module

@@ -25,8 +25,8 @@ def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) ->
     Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
 
     Args:
-        model: a PyTorch module of transformers, or one that contains some; in any mode, dtype and place.
-        strict: whether such other modules are an error.
+        model: a PyTorch module of transformers, or one that contains some; in any mode and dtype, on any device.
+        strict: whether other modules that look like attention are an error.
         probe: whether to check, by a few small calls in its own dtype, that each layer computes what its recipe reads.
             A hook, a replaced forward or an adapter (LoRA) can change that. Hooks run too. The model is left as it was.
 

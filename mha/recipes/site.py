@@ -33,7 +33,7 @@ CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention layer of a live model; arrays are handed out as NumPy copies.
+    """One attention layer of a live model; its methods return arrays as NumPy copies.
 
     Attributes:
         name: the module's name within the model, such as "encoder.layer.0.attention".
@@ -150,7 +150,7 @@ class Site:
         return inputs
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
-        """Return the arguments, as arrays, in which a model gives its modules the rotary tables of a call's queries."""
+        """Return argument name -> array or arrays: the rotary tables of a call's queries as a model passes them."""
         turn, config = self.recipe.turn, self.config
         if turn is None:
             return {}
@@ -159,7 +159,7 @@ class Site:
         return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
-        """Return the Precision with which it computes in this dtype. The bounds on its errors follow from that."""
+        """Return the Precision of the module's arithmetic in this dtype, from which the bounds on its errors follow."""
         precision = Precision.of(dtype)
         if self.implementation == "sdpa":
             # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.

@@ -15,17 +15,17 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """A rule of rotation: each call gets tables (cos, sin) for queries and keys as `position_embeddings`.
+    """A rule of rotary positions: each call gets tables (cos, sin) for queries and keys as `position_embeddings`.
 
     Attributes:
-        interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
+        interleaved: True if channels (2 k, 2 k + 1) are a pair; False for (k, k + r / 2).
         doubled: how the tables (B, L, r) hold each number twice: as "halves" (all numbers, then all again) or "pairs".
-        acts: module -> whether it turns at all; some layers of a model may not.
-        backwards: whether a module turns by the negative angles.
-        patches_alone: whether the tables belong to the last tokens, and the first ones do not turn.
-        share: the setting that says how much of a head turns; "" if all of it does.
-        in_config: whether a layer's settings say its angles; if not, the layer has its own.
-        ends: whether the module keeps the tables itself. They end at a largest position.
+        acts: module -> whether it has rotary positions; some layers of a model may not.
+        backwards: whether a module rotates by the negative angles.
+        patches_alone: whether only the last tokens rotate, as many as the tables are long.
+        share: the setting with the fraction of a head's channels that rotate; "" if all do.
+        in_config: whether the config gives the layer's angles; if not, they are read from each call's tables.
+        ends: whether the module stores the tables itself, up to a largest position.
     """
 
     interleaved: bool = False
@@ -38,7 +38,7 @@ class Turn:
     ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """Return the rotary settings of a module. Base and rule come from its config, if the config has a known form.
+        """Return the rotary settings of a module; base and rule of frequencies only if its config has a known form.
 
         The model may make other tables for a call: `mha_core.parts.angles` compares them with these settings.
         """
@@ -67,12 +67,12 @@ class Turn:
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """Remove the argument with the tables from `given`, and return the tables; None if the module does not turn.
+        """Remove the argument with the tables from `given`, and return the tables; None if the module does not rotate.
 
         Args:
             core: the module.
             given: the arguments of the call.
-            length: how many queries it has.
+            length: Lq, the number of queries of the call.
 
         Raises:
             SpecError: the tables are not (cos, sin), or differ between the two channels of a pair.
@@ -101,7 +101,7 @@ class Turn:
         return once
 
     def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
-        """Return the arguments of a call in which positions 0, 1, ... have these tables (B, L, r / 2), as arrays."""
+        """Return argument name -> array or arrays, which give positions 0, 1, ... these tables (B, L, r / 2)."""
         if self.doubled == "halves":
             return {"position_embeddings": tuple(np.concatenate([table] * 2, axis=-1) for table in (cos, sin))}
         return {"position_embeddings": tuple(np.repeat(table, 2, axis=-1) for table in (cos, sin))}
@@ -117,7 +117,7 @@ def _parameters(core: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class SinusoidalTurn(Turn):
-    """A rule of rotation: each call gets one table `sinusoidal_pos` (1, 1, L, d), all sines, then all cosines."""
+    """A rule of rotary positions: each call gets one table `sinusoidal_pos` (1, 1, L, d), sines before cosines."""
 
     interleaved: bool = True
     share: str = ""
@@ -136,7 +136,7 @@ class SinusoidalTurn(Turn):
 
 @dataclass(frozen=True)
 class OwnTables(Turn):
-    """A rule of rotation: `position_ids` choose rows of the module's `embed_positions`, sines before cosines."""
+    """A rule of rotary positions: `position_ids` are rows of the module's `embed_positions`, sines before cosines."""
 
     interleaved: bool = True
     share: str = "rotary_dim"

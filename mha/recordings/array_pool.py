@@ -24,7 +24,7 @@ Reference = Mapping[str, str]
 
 
 class ArrayPool:
-    """The arrays of a file under their names.
+    """The arrays to write into one file, each under a name.
 
     >>> pool = ArrayPool()
     >>> pool.add("queries", np.ones((2, 3)), "float64"), pool.add("keys", np.ones((2, 3)), "float64")
@@ -39,7 +39,7 @@ class ArrayPool:
         """Store an array, unless an equal one is there, and return a reference to it for the description.
 
         Args:
-            name: its name in the file, if it is stored.
+            name: the array's name in the file, if it is stored.
             array: the array; bfloat16 numbers as float32.
             dtype: the dtype of the numbers, by name; only used for floats.
 

@@ -33,10 +33,9 @@ class Proof:
 
     Attributes:
         judgement: the comparison.
-        problem: the call. It has no attention weights if the array that the function returns in their place is
-            something else.
-        wanted: what the definition gives, and how far off the function may be.
-        in_float32: whether both are equal only if the definition's softmax is in float32.
+        problem: the call; its `recorded` has no weights if the function returns something else in their place.
+        wanted: the definition's results, and the allowed errors.
+        in_float32: whether the results agree only if the definition's softmax is in float32.
     """
 
     judgement: Judgement
@@ -46,14 +45,14 @@ class Proof:
 
     @property
     def equal(self) -> bool:
-        """Return whether the model's own function gave what the definition gives; rows without a key are left out."""
+        """Return whether the model's own function agrees with the definition, except in rows without a key."""
         return self.judgement.equal
 
 
 def prove(call: ReadCall | Problem, dtype: str) -> Proof:
-    """Return the Proof of a call of an attention function: its outputs beside the definition's, within the bound.
+    """Return the Proof of a call of an attention function: its outputs, compared with the definition's.
 
-    Rows without a key are left out and counted. If the outputs differ in float64, they are compared once more with a
+    Rows without a key are counted and not compared. If outputs in float64 differ, they are compared again with a
     softmax in float32, which transformers' own functions have in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
@@ -106,16 +105,16 @@ class Recorder(Protocol):
 
 
 class SeamCalls:
-    """The calls at the seam of one capture: of the attention functions that layers call between their projections.
+    """The recorded calls "at the seam": of attention functions that layers call between their projections.
 
     Args:
         hooks: the framework's functions.
         target: the model.
         recorder: the Recorder of the calls.
-        survey: the Survey that is told which modules are read at the seam.
+        survey: the Survey that notes which modules are read at the seam.
         layers: patterns of the names of layers to record.
-        beside: the Recorder of calls (in models of transformers) inside layers that are recorded with their
-            projections; None: these calls are dropped.
+        beside: the Recorder of such calls inside layers that are recorded with their projections too (in models of
+            transformers); None: these calls are dropped.
 
     Attributes:
         read: name of each layer that was recorded at the seam -> whether its softmax is in float32.
@@ -147,10 +146,10 @@ class SeamCalls:
 
     @contextmanager
     def watching(self, chosen: Callable[[], Collection[str]]) -> Iterator[None]:
-        """Return a context in which calls at the seam are seen.
+        """Return a context in which calls of attention functions are seen.
 
         Args:
-            chosen: a function that returns the names of the layers that are recorded with their projections instead.
+            chosen: a function that returns the names of the layers that are recorded with their projections.
         """
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
@@ -162,7 +161,7 @@ class SeamCalls:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context in which calls are not seen, for layers that run again by themselves."""
+        """Return a context in which calls are ignored, for running a layer again."""
         self._paused += 1
         try:
             yield
@@ -199,7 +198,7 @@ class SeamCalls:
             del self._refused[own]
 
     def keep(self, name: str) -> bool:
-        """Record the calls inside a layer that can't be recorded as a whole, and return whether there are any."""
+        """Record the function calls in a layer that can't be recorded with its projections; return if there are any."""
         inside = [one for one in self._waiting if _inside(one[0], name)]
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for one in inside:
@@ -207,13 +206,13 @@ class SeamCalls:
         return bool(inside)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be recorded as a whole. This is reported if it is not recorded at the seam either."""
+        """Note why a layer can't be recorded with its projections, for a report if its function calls aren't either."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
         """Compare each call with the definition. One that differs is reported, and removed unless `keep`.
 
-        It is called after the model has run, so that it does not slow the run down.
+        Call it after the model has run, so that the run is not slowed down.
         """
         settled: list[tuple[RecordedCall, Mapping[str, NDArray] | None]] = []
         left = set()
@@ -244,12 +243,12 @@ class SeamCalls:
             del self.read[name]
 
     def reads(self, name: str) -> bool:
-        """Return whether a module of this name, or one inside it, was recorded at the seam."""
+        """Return whether a function call of the module of this name, or of one inside it, was recorded."""
         return name in self.read or any(self._recorder.owners[one] == name for one in self.read)
 
     @property
     def line(self) -> str:
-        """Return one line about what was recorded at the seam; "" if nothing was."""
+        """Return one line about the recorded function calls; "" if there are none."""
         if not self.read:
             return ""
         line = (
@@ -264,13 +263,13 @@ class SeamCalls:
 
     @property
     def refusals(self) -> list[str]:
-        """Return lines that say why calls at the seam, and layers that have none, were not recorded."""
+        """Return lines that say why function calls, and layers without such calls, were not recorded."""
         found = {**self._instead, **{name: f"{name or 'the model'}: {why}" for name, why in self._refused.items()}}
         return [why for name, why in found.items() if name not in self.read or name in self._refused]
 
     @property
     def refusal(self) -> str:
-        """Return the reason why the first layer was not recorded at the seam; "" if no reason is known."""
+        """Return why the function calls of the first layer were not recorded; "" if no reason is known."""
         return f"nothing to record: {self.refusals[0]}" if self.refusals else ""
 
 

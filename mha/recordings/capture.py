@@ -172,9 +172,8 @@ def capture(
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
         path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
-        layers: names of the layers to record; wildcards work; None: all. For layers of a class that is not listed: name
-            of a layer -> where its projections are (see `mha.Projections`). Each of their calls is compared with the
-            reference.
+        layers: names of the layers to record; wildcards work; None: all. For layers of unlisted classes a mapping: name
+            of a layer -> its `mha.Projections`; each of their calls is compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
             target itself are always recorded: by them `mha where` judges what comes after the last attention layer.
         overwrite: whether an existing file may be replaced.
@@ -182,21 +181,21 @@ def capture(
         probe: whether each layer first runs on a few small inputs, with its hooks, to see that it computes what its
             weights say (see `mha_core.live.probe`). The layer is left as it was. With `modules`, a layer that computes
             something else is named in the warning, and recorded.
-        tokens: what stands at each position, for `mha view`: a list of texts, or a list for each item of the batch. If
-            keys and queries have different tokens, a mapping of "keys" and "queries" to such lists.
+        tokens: the text at each position, for `mha view`: a list of texts, or such a list for each item of the batch.
+            If keys and queries have different tokens: "keys" or "queries" -> such lists.
         modules: whether to record the inputs and outputs of every module too, for `mha where`. An attention layer that
             can't be recorded is then named in the warning, and is no error.
-        depth: how deep in the model modules are recorded (1: those directly in it; None: all).
-        only: names of the modules that are recorded; wildcards work.
-        limit: most bytes of the inputs and outputs of modules.
-        gradients: with `modules`, whether to record the gradients too: those that reach each module in the one backward
-            pass within the context, and those that the module makes of them.
+        depth: with `modules`, down to which depth (1: the model's direct submodules; None: all).
+        only: with `modules`, the names of those to record; wildcards work.
+        limit: with `modules`, the most bytes of inputs and outputs.
+        gradients: with `modules`, whether to record gradients too: with respect to each module's outputs, in the one
+            backward pass within the context, and those that the module computes from them.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or if a layer has something that
             no recording can hold or, unless probe=False, computes something else than its weights say; at a call, if
-            no recording can hold it; at the end, if there was no call, or if `also` names no module. With `strict`, as
-            soon as a module is known not to be recorded; then nothing is written.
+            no recording can hold it; at the end, if there was no call, or if `also` names no module; with `strict`, as
+            soon as a module is known not to be recorded. Then nothing is written.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()

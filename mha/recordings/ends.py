@@ -28,15 +28,15 @@ AsArray = Callable[[Any], tuple[NDArray, str] | None]
 
 @dataclass(frozen=True, eq=False)
 class RecordedEnd:
-    """A recorded end: the arrays that one call of a module, or of the model, gave.
+    """The recorded outputs of one call of a module, or of the model itself.
 
     Args:
-        name: where it stands in the model; "" for the model itself.
+        name: the module's name in the model; "" for the model itself.
         kind: its class.
         after: how many calls of attention layers had been recorded when this call ended.
-        arrays: the floating-point arrays by their place, such as "last_hidden_state", "0" or "hidden_states.1"; "" for
-            a single array.
-        dtypes: their dtypes by name; bfloat16 numbers are held in float32 arrays.
+        arrays: place in the output, such as "last_hidden_state", "0" or "hidden_states.1" -> floating-point array; the
+            place is "" if the output is an array.
+        dtypes: key path -> name of the array's dtype; bfloat16 numbers are held in float32 arrays.
 
     Raises:
         SpecError: an array has no dtype, or holds numbers that its dtype lacks.
@@ -65,7 +65,7 @@ class Ends:
 
     Args:
         as_array: the framework's function that turns its arrays into NumPy's.
-        also: names of the modules; wildcards work.
+        also: the names of those modules; wildcards work.
         called: a function that returns how many calls of attention layers were recorded so far.
         strict: whether it is an error that an array can't be read (sparse, nested, without numbers).
     """
@@ -84,12 +84,12 @@ class Ends:
         self._met: set[str] = set()
 
     def choose(self, name: str, module: Any) -> Ends | None:
-        """Return this recorder for the model and the modules of these names; else None."""
+        """Return this recorder if the module is the model, or one that `also` names; else None."""
         self._met.update(pattern for pattern in self._also if fnmatchcase(name, pattern))
         return self if self._is_asked(name) or self._is_layer(name) else None
 
     def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
-        """Yield the ends that were asked for, without attention layers; and the own outputs of layers in `behind`."""
+        """Yield what was recorded, without the attention layers `layers`, unless their names are in `behind`."""
         for end in self.found:
             if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
                 yield end
@@ -120,7 +120,7 @@ class Ends:
 
 
 def arrays_in(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
-    """Yield (place, (array, dtype)) of each floating-point array in the output of a module."""
+    """Yield (key path, (array, dtype)) of each floating-point array in the output of a module."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
     parts = parts_of(value)

@@ -47,8 +47,8 @@ def explain(
     """Return a diagnosis for each dtype in a recording that differs from the definition.
 
     The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
-    it gives the recorded output in every call of that dtype. In a large batch only two items are looked at: the one
-    that is furthest off, and another one.
+    the reference with it gives the recorded output in every call of that dtype. Of a large batch only two items are
+    compared: the one that is furthest off, and another one.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -175,15 +175,15 @@ class LayersExplained:
     """An explanation of the calls of one dtype, layer by layer.
 
     Attributes:
-        found: groups of layers: their names, and the diagnosis of their calls. The same bugs explain all layers of a
-            group; a layer that nothing explains has its own group. If no layer differs, one group has all.
+        found: groups of layers, each as (names, diagnosis of their calls). The same bugs explain all layers of a group;
+            a layer that nothing explains has its own group. If no layer differs, one group has all.
         right: the names of layers whose calls are right, if others differ.
         after_nan: the names of layers that differ only by NaN, and only in items where an earlier layer gave them NaN.
             They are not judged.
-        beyond: name of a layer that differs and that no explanation in `found` fits -> the pattern of its calls. After
-            MOST searches, or MOST_IN_VAIN in vain, no other bug was tried on it.
-        otherwise: the names of layers in `found` whose masks hide the keys that they were taken to allow.
-        by_weights: the names of layers in `found` that are right by the weights that they hold.
+        beyond: name of a layer that differs, but for which no bug was searched -> the pattern of its calls. The bugs in
+            `found` do not explain it, and there were MOST searches before, or MOST_IN_VAIN in vain.
+        otherwise: names of layers in `found` whose masks hide the keys that they were taken to allow.
+        by_weights: names of layers in `found` that are right, judged by the weights that they hold.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
@@ -199,7 +199,7 @@ def explain_layers(
 ) -> list[LayersExplained]:
     """Return the diagnoses of the layers of a recording, one LayersExplained for each dtype in it.
 
-    A layer that the explanation of another layer fits is not searched again.
+    If the bugs found for one layer explain another one, no further bugs are searched for that one.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -293,8 +293,8 @@ def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[
     biases of queries, keys and values, exchanged projections are the same as exchanged weights: only one stays.
 
     Args:
-        found: explanations of the calls by the weights that were meant (those of the original).
-        held: the recording, with the weights that its layers hold.
+        found: explanations of the calls, judged by the original's weights.
+        held: the recording, with the weights that its own layers hold.
     """
     layer_of = {name: held.layer_of(position) for position, name in enumerate(held.names)}
     off = {layer_of[one.case].name for one in judge_recording(held) if one.status != "equal"}
@@ -352,8 +352,8 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     """Return the recording with a file's weights in its layers, and lines that name the weights that differ.
 
     Args:
-        recording: calls of a layer, or of several, that were ported.
-        path: a file of canonical weights of one or more layers, or a recording of the original. Its layers are found
+        recording: calls of one or more ported layers.
+        path: a file of canonical weights of one or more layers, or a recording of the original. Its layers are matched
             by name, or in their order if the names differ.
 
     Raises:

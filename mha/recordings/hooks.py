@@ -22,8 +22,8 @@ class Adapter(Protocol):
 
     It may have two more methods. `probe(layer)` runs the layer on small inputs, and raises SpecError if it does not
     compute what its weights say (see `mha_core.live.probe`); `capture(..., probe=False)` does not call it.
-    `watching(layer)` returns a context that gives an adapter for this layer alone. While the context is open, that
-    adapter may see what happens inside the layer.
+    `watching(layer)` returns a context whose value is an adapter for this layer only, which may see the calls inside
+    the layer while the context is open.
     """
 
     @property
@@ -39,13 +39,13 @@ class Adapter(Protocol):
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
         """Return one call in terms of the definition. SpecError if no recording can hold it.
 
-        A plain tuple in the order of `Call` will do. `arguments` has the arguments by the names in the layer's
-        signature, defaults included.
+        A plain tuple with the fields of a ReadCall in order will do. `arguments`: name in the layer's signature ->
+        argument, defaults included.
         """
 
 
 class Hooks(Parts, Protocol):
-    """The members of a module with hooks, which an entry point of the group "mha.capture" names."""
+    """The interface of the module that an entry point of the group "mha.capture" names: how to record a framework."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -56,12 +56,12 @@ class Hooks(Parts, Protocol):
         """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
-        """Return config and canonical weights of a layer, and probe it."""
+        """Return config and canonical weights of a layer, after probing it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return the names of a module's direct parts with parameters, and a function that returns the modules' ids.
+        """Return the names of a module's direct submodules with parameters, and a function that returns modules' ids.
 
-        The function returns the `id` of each module inside. It is None if modules are made anew in each call (linen).
+        The function returns the `id` of each module inside. It is None if each call makes new modules (linen).
         """
 
     def watch(
@@ -74,8 +74,8 @@ class Hooks(Parts, Protocol):
         """Return a context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
         If `seen` returns something else than None, that replaces the output. Before the call, `begun(name, layer,
-        call)` runs, where `call` is what `mha_core.capture.as_called` gives. The calls of a module inside a scan have
-        no numbers to see: for these only `begun` runs, with None as `call`.
+        call)` runs, where `call` is a result of `mha_core.capture.as_called`. For the calls of a module inside a scan,
+        which have no numbers to read, only `begun` runs, with None as `call`.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
@@ -95,7 +95,7 @@ _registered: list[Adapter] = []
 
 
 def register(adapter: Adapter) -> Adapter:
-    """Add an adapter to those that `capture` knows, before all others, and return it."""
+    """Register an adapter with `capture`, which tries it before all others, and return it."""
     _registered.insert(0, adapter)
     return adapter
 

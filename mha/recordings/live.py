@@ -47,7 +47,7 @@ def diagnose(
             linen only a single layer, bound to its variables, since a linen model makes its layers anew in each call.
         layers: names of the layers to run; wildcards work.
         seconds: the time that the experiments on one layer may take.
-        progress: is told what is being done.
+        progress: called with what is being done.
 
     Returns:
         Name of each layer -> its Diagnosis; `conformance.diagnosis.brief.describe` has it in words.

@@ -28,11 +28,11 @@ SAY = "`mha convert {} --from {} --all --moved --num-heads {} --to canonical --o
 
 @dataclass(frozen=True)
 class Meant:
-    """A set of layers that a file of weights describes.
+    """The layers that a file of weights describes.
 
     Attributes:
         layers: name -> config and weights.
-        doubt: if the names fit several layouts, a line that names these and the one that was taken; else "".
+        doubt: if the arrays' names fit several layouts, a line with these and the one that was used; else "".
     """
 
     layers: Mapping[str, tuple[AttentionConfig, Weights]]

@@ -30,7 +30,7 @@ class WeightIndex:
 
     Attributes:
         layers: the original's layers.
-        called: their names, in their order.
+        called: the names of these layers, in the same order.
     """
 
     def __init__(self, layers: Sequence[RecordedLayer]) -> None:
@@ -39,7 +39,7 @@ class WeightIndex:
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """Return (position of the layer, name) of every array with these numbers."""
+        """Return (position of the layer, name of the array) for every array with the same numbers as this one."""
         if dtype not in self._by_dtype:
             found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):
@@ -63,7 +63,7 @@ def _digest(array: NDArray, dtype: str) -> bytes:
 
 
 def narrower(dtype: str, other: str) -> str:
-    """Return the dtype with the larger roundoff.
+    """Return the one of two dtypes that has the larger unit roundoff.
 
     >>> narrower("float32", "bfloat16"), narrower("float64", "float32")
     ('bfloat16', 'float32')
@@ -72,9 +72,9 @@ def narrower(dtype: str, other: str) -> str:
 
 
 def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
-    """Return True if two arrays are equal after rounding to `dtype`; NaN equals NaN.
+    """Return whether two arrays are equal after rounding to `dtype`; NaN equals NaN.
 
-    Two numbers half a unit of that dtype apart are equal too: one may be the other, rounded twice.
+    Numbers that differ by half a unit of that dtype are equal too: one may be the other, rounded twice.
 
     >>> same_numbers(np.array([1 + 2.0**-11]), np.array([1 + 2.0**-10]), "float16")
     True
@@ -107,7 +107,7 @@ def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
     """Return in words where the port's array `theirs` probably comes from, such as "is the original's transposed".
 
-    They are to stand behind the array's name. `ours` is the original's array.
+    The words follow the array's name in a sentence. `ours` is the original's array of this name.
     """
     if not theirs.any():
         return "is missing or all zeros"

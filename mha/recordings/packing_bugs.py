@@ -85,13 +85,13 @@ def channels_mixed(
     back: bool = False,
     kinds: str = "weight",
 ) -> Mapping[str, NDArray]:
-    """Return the weights with channels reordered from (head, channel) to (channel, head).
+    """Return name -> array: the weights with channels reordered from (head, channel) to (channel, head).
 
-    The reference then reads them as a layer with this mistake does.
+    With them the reference computes what a layer with this mistake computes.
 
     Args:
         projections: the projections whose channels are reordered; others stay.
-        config, weights: the layer's.
+        config, weights: the config and the weights of the layer.
         back: True to reorder from (channel, head) to (head, channel) instead.
         kinds: the arrays that are reordered: "weight", or "weight bias".
     """
@@ -181,7 +181,7 @@ def _of_order(order: tuple[str, ...]) -> Bug:
 
 @cache
 def packing_bugs() -> tuple[Bug, ...]:
-    """Return all bugs in reading packed or single weights, such as parts in another order or transposed matrices.
+    """Return all bugs in reading packed or separate weights, such as q, k, v in another order, or transposed matrices.
 
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']

@@ -26,7 +26,7 @@ class RecordedLayer:
     """One layer, with the weights that it had when it was called.
 
     Args:
-        name: where it stands in the model, such as "encoder.0.attention"; "" for the model itself.
+        name: its name in the model, such as "encoder.0.attention"; "" for the model itself.
         kind: its class, such as "torch.nn.MultiheadAttention".
         dtype: the dtype in which it computes, by name; bfloat16 numbers are held in float32 arrays.
         config, weights: the layer in terms of the definition.
@@ -59,7 +59,7 @@ class RecordedCall:
     Args:
         layer: its position among the recording's layers.
         inputs: its arguments, in terms of the definition.
-        outputs: its results by stage: `output`, and `weights` if it returned them per head.
+        outputs: stage -> result: "output", and "weights" if it returned them per head.
         assumed: in words, the settings of the call that neither its arguments nor its numbers confirm; "" if there are
             none.
     """

@@ -26,10 +26,10 @@ Find = Callable[[Any], Any]
 
 
 def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
-    """Return the fields of the Recording that a file describes, by name.
+    """Return name -> field of the Recording that a file describes.
 
     Args:
-        arrays: the arrays of the file, by name.
+        arrays: name -> array of the file.
         text: the description, in JSON.
 
     Raises:

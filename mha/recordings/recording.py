@@ -55,15 +55,15 @@ class Recording:
 
     Args:
         layers: every layer that was called; twice, if its weights changed between calls.
-        calls: in the order in which they were made.
+        calls: the calls, in the order in which they were made.
         versions: package -> version of the frameworks that computed.
         unread: the modules of the model that look like attention but are not among the layers; None if that was not
             recorded, as in a file of an older release.
         tokens: the text at each position, for `mha view`; None if none was given.
         ends: the outputs of the model itself, and of other chosen modules; None if they were not recorded, as in a file
             of an older release.
-        behind: the names of layers that do something after their output projection (such as add a residual), which
-            their calls do not hold; `ends` has their outputs. None if that was not recorded.
+        behind: the names of layers that compute something after their output projection, such as a residual sum, so
+            that their final outputs are in `ends` and not in `calls`. None if that was not recorded.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -127,7 +127,7 @@ class Recording:
 
     @property
     def not_behind(self) -> str:
-        """Return a line on what layers do after their output projections, which no reference judges; "" if nothing."""
+        """Return a line on what layers compute after their output projections, which is not judged; "" if nothing."""
         names = [name or "the layer" for name in self.behind or ()]
         return (
             f"Not judged: what {listed(names, NAMED)} {'does' if len(names) == 1 else 'do'} {BEHIND}." if names else ""
@@ -157,7 +157,7 @@ class Recording:
     def cases(self, dtype: str | None = None) -> list[Case]:
         """Return each call (with `dtype`, each call in it) as a Case for `conformance.runner`.
 
-        The objects are the same each time, so that expected answers are computed once for all subjects.
+        Every call of this returns the same objects, so that expected answers are computed once for all subjects.
         """
         layers = [self.layers[call.layer] for call in self.calls]
         return [case for case, layer in zip(self._cases, layers, strict=True) if dtype is None or layer.dtype == dtype]
@@ -201,7 +201,7 @@ class Recording:
     def described(self, pool: ArrayPool, calls: str = "calls") -> str:
         """Return the recording without its arrays, as JSON, and add the arrays to the pool.
 
-        An array of a call has the name `calls`.NUMBER.NAME there.
+        An array of a call gets the name CALLS.NUMBER.NAME in the pool, where CALLS is the argument `calls`.
         """
         description = {
             "format": FORMAT,
@@ -254,7 +254,7 @@ def is_recording(path: Path, *, modules: bool = True) -> bool:
 
     Args:
         path: the file.
-        modules: whether a recording of modules alone counts.
+        modules: whether a recording of modules without attention layers counts.
     """
     try:
         with safe_open(path, framework="numpy") as file:

@@ -36,7 +36,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class RecordedSubject:
-    """A recording as a subject: it returns the recorded outputs, and refuses every problem that was not recorded."""
+    """A subject that returns the recorded outputs, and refuses every problem that was not recorded."""
 
     recording: Recording
     dtype: str
@@ -99,9 +99,9 @@ class Replay:
     """The results of `replay`.
 
     Attributes:
-        recorded: the recorded outputs compared with the reference, call by call.
-        results: each subject compared with the reference, call by call.
-        agreements: each subject compared with the recorded outputs, where it ran.
+        recorded: for each call, the Result of the recorded outputs, compared with the reference.
+        results: for each subject and call, the Result, compared with the reference.
+        agreements: for each subject and call that it ran, the comparison with the recorded outputs.
     """
 
     recorded: tuple[Result, ...]
@@ -110,7 +110,7 @@ class Replay:
 
     @property
     def everything(self) -> tuple[Result, ...]:
-        """Return all results, those of the recording first."""
+        """Return all results, those of the recording itself first."""
         return (*self.recorded, *self.results)
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def replay(
         subjects: backends, or anything else with `prepare(config, weights) -> run(inputs) -> Trace`.
         patterns: names of the calls; wildcards work.
         same_dtype: whether a subject runs only the calls that were recorded in its own dtype.
-        progress: sees each Result as it comes.
+        progress: called with each Result as it comes.
 
     Raises:
         SpecError: no call has such a name.

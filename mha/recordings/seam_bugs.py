@@ -16,7 +16,7 @@ from mha_core.reference.state import State
 
 
 def has_sinks(inputs: AttentionInputs) -> bool:
-    """Return whether the last key stands for attention sinks (`mha_core.seam`): key and value 0, its bias not."""
+    """Return whether the last key represents attention sinks (`mha_core.seam`): key and value are 0, its bias not."""
     bias = inputs.mask.bias
     if bias is None or not inputs.keys.shape[-2]:
         return False
@@ -145,6 +145,6 @@ def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
 
 
 def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs in rows whose bias is the dtype's lowest number; () if no bias in a recording has that."""
+    """Return the bugs that show in rows whose bias is the dtype's lowest number; () if there are no such rows."""
     biases = [call.inputs.mask.bias for call in recording.calls]
     return LOWEST_BUGS if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

@@ -19,10 +19,10 @@ FORM = "a list of texts, a list of such lists, or a dict of these by 'keys' and 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A table of the tokens that stand at each position.
+    """A table of the tokens at each position.
 
     Args:
-        keys: one row of tokens for each item of the batch, or for each pass of the model.
+        keys: a sequence of tokens for each item of the batch, or for each forward pass of the model.
         queries: the same for queries; None if they are the keys' tokens.
 
     >>> Tokens.of(["a", "cat"])

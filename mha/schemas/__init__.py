@@ -8,7 +8,7 @@ from typing import Any
 
 
 def schema(command: str) -> dict[str, Any]:
-    """Return the schema of the output of `mha COMMAND --json`, with the shared parts of `common.json` put in.
+    """Return the JSON schema of the output of `mha COMMAND --json`, with the definitions of `common.json` included.
 
     >>> schema("where")["title"]
     'What `mha where --json` writes'

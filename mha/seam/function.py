@@ -29,7 +29,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return a function that makes the attention of a backend, of the reference, or of the reference with a bug.
+    """Return a function that prepares attention by a backend, by the reference, or by the reference with a bug.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.
@@ -46,14 +46,14 @@ def prepare_with(name: str, bug: str | None = None) -> Prepare:
 
 
 def attention_function(name: str = REFERENCE, *, bug: str | None = None) -> Callable[..., tuple[Any, None]]:
-    """Return an attention function for `AttentionInterface.register` of transformers, which computes elsewhere.
+    """Return an attention function for `AttentionInterface.register` of transformers, computed by another backend.
 
     Tensors go to NumPy, through the backend on the CPU, and back; there are no gradients. Masks are read as those that
     transformers makes for "sdpa": register `sdpa_mask` under the same name.
 
     Args:
         name: a backend ("torch", "tf", "jax", "mxnet"), or "reference".
-        bug: a bug of the zoo (`mha bugs`) that is put into the reference: would a test of the model notice it?
+        bug: a bug of the zoo (`mha bugs`) to put into the reference, to see whether a test of the model notices it.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name; later, at a call that has no translation.
@@ -81,11 +81,11 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler that computes the calls of an attention function in its place.
+    """Return a handler for calls of an attention function, which computes their results by other attention.
 
     Args:
-        prepare: a function that makes the attention that computes.
-        but: names of modules whose calls the attention function itself computes.
+        prepare: (config, dtype) -> the function that computes: inputs -> Trace.
+        but: names of modules whose calls are not replaced.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}
 

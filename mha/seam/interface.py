@@ -39,9 +39,9 @@ _ARGUMENTS = inspect.signature(
 
 @contextmanager
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` takes each call of an attention function that the target looks up.
+    """Return a context in which `handle` gets each call of an attention function from the registry of transformers.
 
-    If the classes of transformers are not imported, it does nothing: then the target holds no model of transformers.
+    Only calls by modules of the target are handled. If transformers is not imported, the context does nothing.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield

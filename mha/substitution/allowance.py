@@ -28,11 +28,11 @@ BLURRED = 2.0**12
 
 @dataclass(frozen=True)
 class Judged:
-    """A judgement on one array that a module gave: its error beside the effect of rounding.
+    """A judgement on one output array of a module: its error, compared with the measured effect of rounding.
 
     Attributes:
         ratio: error / measured rounding. This is the larger of two ratios: that of the root mean squares, and half
-            that of the largest elements. If a number is beyond its derived bound, it is at least 8 * error / bound.
+            that of the largest elements. If an element exceeds its derived bound, it is at least 8 * error / bound.
         worst: the index of the largest error.
         got, expected: the numbers at this index.
         error: the largest error.
@@ -55,11 +55,11 @@ class Judged:
 
     @property
     def moved(self) -> str:
-        """Return in words how much rounding alone moves the array."""
+        """Return in words how much rounding by itself changes the array."""
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:
-        """Return whether rounding moves the array so much that no error of interest can be seen."""
+        """Return whether rounding changes the array so much that errors that matter can't be seen."""
         return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
@@ -69,7 +69,7 @@ def number(ratio: float) -> str:
 
 
 def times_rounding(ratio: float) -> str:
-    """Return in words the ratio of an error and the measured rounding.
+    """Return in words the ratio error / measured rounding.
 
     >>> times_rounding(30.0), times_rounding(np.inf)
     ('30 times what rounding does', 'more than any rounding does')
@@ -91,10 +91,10 @@ def judge(
     Args:
         got: the port's array, of the shape of `exact`.
         exact: the original's array in float64.
-        roundings: the original's array again, several times, each time rounded in another way.
+        roundings: several arrays: the original's, each computed with other rounding.
         dtype: the port's dtype.
-        bound: the derived bound of each element, if there is one.
-        counted: which elements count. Default: all.
+        bound: the derived bound of each element; None if there is none.
+        counted: bool, which elements are compared. Default: all.
 
     >>> exact = np.array([1.0, 2.0])
     >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32").equal
@@ -129,7 +129,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """The results of the original's module, in float64 and rounded in several ways, with the derived bounds."""
+    """The original's outputs, key path -> array: in float64 (`exact`), with other `roundings`; and their `bounds`."""
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]
@@ -137,7 +137,7 @@ class Runs:
     dtype: str
 
     def judge(self, got: NDArray, place: Place, counted: NDArray | None = None) -> Judged:
-        """Return the judgement on what the port's module gives at a place."""
+        """Return the judgement on the array `got`, the port's output at a place."""
         own = [each[place] for each in self.roundings if place in each]
         return judge(got, self.exact[place], own, self.dtype, bound=self.bounds.get(place), counted=counted)
 

@@ -30,7 +30,7 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """A judgement on the gradients of one call: those compared, and those not compared, with the reason."""
+    """A judgement on the gradients of one call. `arrays`: name -> judgement; `left`: those not compared, and why."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ def judge_backward(ready: Substitution) -> BackwardJudgement:
 
     Raises:
         SpecError: no gradients with respect to the outputs were recorded; one of the two modules can't be run
-            backward; outputs differ in rows of padding; or no gradient can be compared.
+            backward; outputs at padding differ; or no gradient can be compared.
     """
     if not ready.recorded.cotangents:
         raise SpecError("no gradient came back to it")
@@ -71,7 +71,7 @@ def judged_backward(
         own: the original.
         recording: the port's recording.
         calls: (position of the original's call, position of the port's) for each call of the module.
-        parts_right: whether no module inside it is wrong backward.
+        parts_right: whether the gradients of all modules inside it are right.
     """
     found = []
     reasons = []

@@ -50,7 +50,7 @@ class Caches:
         self._first: dict[tuple[int, int], tuple[NDArray, ...]] = {}
 
     def take(self, calls: Calls) -> None:
-        """Copy the caches of the port's layers into the caches that the original is given in these calls."""
+        """Copy the caches of the port's layers, in place, into the caches that the original gets in these calls."""
         for mine, theirs in calls:
             cache = _cache_in(self._own.calls[mine].arguments)
             if cache is None:
@@ -68,9 +68,9 @@ class Caches:
                     setattr(layer, kind, getattr(layer, kind).new_tensor(array))
 
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
-        """Yield (number of the call, "keys" or "values", judgement) for what a layer left in its cache.
+        """Yield (number of the call, "keys" or "values", judgement) for the new entries of a layer's cache.
 
-        The layer's next call shows what a call left there.
+        They are read from the inputs of the layer's next call.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):
@@ -98,7 +98,7 @@ class Caches:
     def differs(self, original: int, calls: Calls) -> str:
         """Return a sentence on the first number in a layer's cache that differs from its original's; "" if none does.
 
-        It names the call that put the number there.
+        The sentence names the call that wrote the number.
         """
         lengths = [_length(self._past(theirs)) for _, theirs in calls]
         for mine, theirs in calls:

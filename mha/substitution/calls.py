@@ -17,17 +17,17 @@ from mha.substitution.pairing.pairs import Module, Pairs
 
 
 class Part(NamedTuple):
-    """A module inside the judged one.
+    """A module inside the judged one, whose outputs in the port are put into the original's run.
 
     Attributes:
         original: position of the original's module.
         name: name of the port's module.
-        calls: each call of the original's module, with the port's call, if there is one.
+        calls: (call of the original's module, the port's call or None), in order.
         right: whether the port's module is right.
-        instead: for each call, the arrays that are used in place of the port's outputs; () to use these.
+        instead: for each call, key path -> array to use in place of the port's output; () keeps the port's outputs.
         active: a function that is applied to the port's outputs; None for none.
         again: whether the port's module gets different arrays where the original's gets one array twice.
-        asked: whether its inputs of numbers are judged. Its mask and indices always are.
+        asked: whether its floating-point inputs are judged too. Its mask and indices always are.
     """
 
     original: int
@@ -46,14 +46,14 @@ class CallJudgement:
 
     Attributes:
         arrays: place of each output of the port's module -> the judgement on it.
-        layouts: how arrays of other shapes were read.
-        own: the inputs that only the original has; they are those of its own run.
-        masks: how many entries differ in each mask that the two models write in different ways.
-        unmatched: outputs of the port that have no counterpart in the original, and integers that the original lacks.
-        missing: outputs of the original that have no counterpart in the port.
-        notes: further remarks.
+        layouts: how the port's arrays of other shapes were transposed or reshaped, in words.
+        own: places of inputs that only the original has; their arrays are from the original's own run.
+        masks: mask -> number of entries in which it differs, for masks that the two models write in different forms.
+        unmatched: places of the port's outputs without a counterpart in the original, and of integers that it lacks.
+        missing: places of the original's outputs without a counterpart in the port.
+        notes: further remarks, in words.
         own_masks: whether its masks are those of the original's own run, because the port completes them inside.
-        padding: how many rows of padding were left out, because they differ and no other row depends on them.
+        padding: how many rows of padding differ; they are not compared, because no other row depends on them.
         other_masks: whether its masks were read with the opposite meaning of True (allows a key, or excludes it).
     """
 
@@ -90,7 +90,7 @@ def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | N
 
 
 def inputs_of(recording: ModuleRecording) -> Mapping[Any, Any]:
-    """Return the arguments of the port's first call, by name; those without a name by number."""
+    """Return name, or position for those without a name, -> argument, of the port's first call."""
     first = recording.calls[0]
     plain = {place: value for place, value in first.plain.items() if value is not None or len(place) > 1}
     nested: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
 
 
 def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """Return a Module (the form for pairing) for each module in `own`; `calls` are the calls of that model."""
+    """Return a Module, as pairing needs it, for each module of a model in `own`; `calls` are that model's calls."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
     each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]
@@ -136,8 +136,8 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
     """Return the port's modules with parameters that are neither judged nor inside a judged module.
 
-    That the whole model is judged does not count. A module without an original is left out if the original has all its
-    parameters elsewhere (such as a table of positions).
+    The judgement on the whole model does not count. A module without an original is left out if the original has all
+    its parameters elsewhere (such as a table of positions).
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:

@@ -82,7 +82,7 @@ class _Core:
 
 
 def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a module -> a sentence on what is wrong between the projections of its attention.
+    """Return name of a module -> a sentence on what is wrong in its attention, between the projections.
 
     Args:
         own: the live original.

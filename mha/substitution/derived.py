@@ -44,9 +44,9 @@ class Known:
     """The arrays and numbers from which a module computes.
 
     Attributes:
-        inputs: the arrays that it was given.
-        parameters: its parameters by name.
-        numbers: its attributes that are numbers, such as a norm's epsilon.
+        inputs: its input arrays.
+        parameters: name -> parameter.
+        numbers: the values of its attributes that are numbers, such as a norm's epsilon.
     """
 
     inputs: Sequence[NDArray]
@@ -60,7 +60,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return its parameters as pairs (matrix, bias or None); None if they are no such pairs."""
+        """Return the parameters as pairs (matrix, bias or None); None if they can't be paired so."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -84,7 +84,7 @@ class Candidate(NamedTuple):
     Attributes:
         of: a function of the input and the rules of rounding, which returns the result with its bounds.
         x: the input.
-        by_rows: whether each row of the result comes from one row of the input, so that a few can be tried first.
+        by_rows: whether each row of the result depends on one row of the input, so that a few can be tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -109,10 +109,10 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
     """Return the formula of a module's output, and the bound on rounding of each element; None without a formula.
 
     Args:
-        exact: what the original's module gives in float64.
-        own: what it gives in `dtype`. If this is beyond the bound, the formula is not the module's, and None is
-            returned.
-        known: what it computes from.
+        exact: the output of the original's module in float64.
+        own: its output in `dtype`, or None. If it exceeds the bound, the formula is not the module's, and the result is
+            None.
+        known: the inputs, parameters and numbers of the module.
         dtype: the port's dtype.
 
     >>> x, weight = np.array([[1.0, 2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
@@ -140,7 +140,7 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
     """Return the result of `bound_on` for a module that was also recorded as an attention layer, in the call `problem`.
 
-    The recorded weights are the port's. None if the reference with them does not give what the original gives.
+    The recorded weights are the port's. The result is None if the reference with them does not give `exact`.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -287,7 +287,7 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return its result with bounds, for x or for some of its rows."""
+        """Return the norm of x, which may be some rows of the input, with bounds."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))

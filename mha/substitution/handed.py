@@ -33,15 +33,15 @@ Given = tuple[AttentionConfig, AttentionInputs]
 
 
 def handed_over(own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any) -> str:
-    """Return a sentence on the inputs of a module's attention function that differ from the original's.
+    """Return a sentence that compares the inputs of a module's attention function with the original's.
 
-    It is "" if one of the two modules calls no attention function that can be read, or if their numbers of calls
-    differ.
+    It is "" if one of the two modules calls no attention function that can be read, or if they call it a different
+    number of times.
 
     Args:
         own: the original with its calls; `model` is the original model itself.
         ready: each call of the module, with the original's call.
-        recording: the port's recording, with its attention functions.
+        recording: the port's recording, with the calls of its attention functions.
         name: name of the module.
     """
     layers = {i for i, layer in enumerate(recording.layers) if layer.name == name and layer.is_at_seam}
@@ -173,9 +173,9 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
-    """Return name of a wrong module -> whether it is wrong before or in its attention function, in a sentence.
+    """Return name of a wrong module -> a sentence that says whether it is wrong before or in its attention function.
 
-    Only modules with two recordings are in it: of the layer with its projections, and of the function inside it.
+    It has only modules that were recorded twice: with their projections, and at the attention function inside.
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, str] = {}

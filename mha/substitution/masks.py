@@ -15,7 +15,7 @@ EXCLUDED = -1e3
 
 
 def allowed_in(mask: NDArray) -> NDArray | None:
-    """Return the allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None if the array is no mask.
+    """Return bool (B, 1 or H, 1 or Lq, Lk), True at the keys that a mask allows; None if the array is no mask.
 
     >>> allowed_in(np.array([[0.0, -3e38]])).tolist(), allowed_in(np.array([[1, 0]])).tolist()
     ([[[[True, False]]]], [[[[True, False]]]])
@@ -38,8 +38,8 @@ def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tupl
     """Return the port's mask in the original's form, and how many entries differ; None if either is no mask.
 
     A bool mask does not say whether True allows a key or excludes it. Both meanings are tried, and the one with fewer
-    differences is taken; with `other`, the other one. Two masks of added numbers have one meaning only: then `other`
-    gives None.
+    differences is taken, or the other one with `other`. Two masks of added numbers have one meaning only, so that the
+    result with `other` is None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -72,16 +72,16 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return the rows, bool (B, L), that don't count: padding, and queries without a key. None if there are none.
+    """Return bool (B, L), True at rows not to compare: padding, and queries without a key. None if there are none.
 
-    A row is padding if other numbers there change no other row. A query has no key if its output does not depend on its
-    scores: it is then linear in the module's inputs, as a mean of values is.
+    Padding are the rows where other numbers change no other row. A query without a key has an output that does not
+    depend on its scores, as a mean of all values; the test is whether it is linear in the module's inputs.
 
     Args:
         exact_on: a function that runs the module on other inputs.
-        given: the module's inputs, masks among them.
-        other_mask: whether a mask differs from the original's own. Only then are queries without a key left out; with
-            the original's own mask, the outputs of such queries count.
+        given: key path -> input of the module, masks among them.
+        other_mask: whether a mask differs from the original's own. If so, queries without a key are not compared; with
+            the original's own mask, they are.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]
@@ -184,10 +184,10 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
-    """Return bools of `array`'s shape: True for elements that count.
+    """Return bools of `array`'s shape: True for elements to compare.
 
-    These are the elements outside the rows (B, L) of padding, and all that are not finite. None if `array`, (B, L, D),
-    (B, H, L, Lk) or of indices, has no such rows, or if nothing tells which they are.
+    These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if
+    `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or if it is not known which they are.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

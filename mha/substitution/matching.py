@@ -16,12 +16,12 @@ from mha.substitution.parts.patches import WORDS, patches
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """An array of the original and the port's that stands for it.
+    """A pair of arrays: one of the original's, and its counterpart in the port.
 
     Attributes:
-        original, port: their places.
-        array: the port's array, in the original's order of axes.
-        layout: what was done to the port's array to get it, in words; "" if the shapes were the same.
+        original, port: the places of the two arrays.
+        array: the port's array, in the original's shape.
+        layout: in words, how the port's array was reshaped for that; "" if the shapes were the same.
     """
 
     original: Place
@@ -31,10 +31,10 @@ class Matched:
 
 
 def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *, tables: bool = False) -> list[Matched]:
-    """Return pairs of arrays: those of equal names first, then those with the nearest numbers, if shapes allow it.
+    """Return pairs of arrays: first by equal names, then by the nearest numbers, if shapes allow it.
 
-    Where the original has the same numbers at several places, one array of the port's stands for all of them. With
-    `tables`, what is left may be a table of positions that the port has in fewer numbers, or an image and its patches.
+    Where the original has the same numbers at several places, one array of the port's is paired with all of them. With
+    `tables`, remaining pairs may be a table of positions and a smaller one, or an image and its patches.
 
     >>> own = {("hidden",): np.arange(6.0).reshape(1, 3, 2), ("mask",): np.ones((1, 3))}
     >>> [(one.original, one.port, one.layout) for one in match(own, {("x",): np.arange(6.0).reshape(3, 1, 2)})]
@@ -58,9 +58,9 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
 def given_apart(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> list[Matched]:
-    """Return pairs of the arrays left over where the original has one array twice, and the port two different ones.
+    """Return further pairs, where the original has one array at two places, and the port two different ones.
 
-    In the example, the original has `x` as query and as value, the port has other values.
+    For example, the original has `x` as query and as value, and the port has other values.
 
     >>> x = np.arange(6.0).reshape(1, 3, 2)
     >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
@@ -78,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield, for each matched array of patches that differs, the port's with the numbers of patches reordered."""
+    """Yield {place: array} for each paired array of patches that differs: the port's, reordered within each patch."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue
@@ -194,7 +194,7 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
     """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    It is transposed or reshaped as the array in `one` was, whose shape in the port it has.
+    It is transposed or reshaped in the same way as the array of the pair `one`, which has the same shape in the port.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

@@ -43,16 +43,16 @@ def in_which_order(
     """Return whether a port's parameters, which have the original's numbers, have them in the original's order.
 
     Args:
-        own: the parameters of the original's module, by name.
-        numbers_in: a function that returns the numbers of the original's parameter of a name.
-        port: the parameters of the port's module; all together they hold the same numbers.
+        own: name -> parameter of the original's module.
+        numbers_in: name of a parameter of the original -> its array.
+        port: name -> parameter of the port's module; all together they have the same numbers.
         kinds: the classes of both modules.
         dtype: the port's dtype.
         one_framework: whether both modules are of one framework, so that equal names and shapes mean equal layouts.
 
     Returns:
-        "same"; "reordered", with a text that says which parameter is in which order; or "unseen" if the order that is
-        meant is not known (such as whether a square matrix of another framework's class is to be transposed).
+        ("same", ""); ("reordered", which parameter is in which order in words); or ("unseen", "") if the right order is
+        not known (such as whether a square matrix of another framework's class must be transposed).
     """
     words, seen = [], True
     for name, parameter in port.items():
@@ -112,11 +112,11 @@ def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
 def rounded_among(
     port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray], dtype: str
 ) -> str:
-    """Return in words which parameters of a port are its original's rounded to 16 bits; "" for none.
+    """Return in words which parameters of a port are the original's, rounded to 16 bits; "" for none.
 
     Args:
-        port, own: the parameters of the port's module, and of its original's.
-        numbers_in: a function that returns the numbers of the original's parameter of a name.
+        port, own: name -> parameter of the port's module, and of the original's.
+        numbers_in: name of a parameter of the original -> its array.
         dtype: the port's dtype.
     """
     known, words = {one.numbers for one in own.values()}, []
@@ -132,13 +132,13 @@ def rounded_among(
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
-    """Return in words which parameters of a port differ from its original's.
+    """Return in words which parameters of a port differ from the original's.
 
-    "" if none differs; also if all do, and the original model has their numbers nowhere.
+    The result is "" if none differs; or if all do, and the original model has their numbers nowhere.
 
     Args:
-        port, own: the parameters of the port's module, and of its original's.
-        model: all parameters of the original model. The sentence says where the port's numbers stand among these.
+        port, own: name -> parameter of the port's module, and of the original's.
+        model: name -> parameter of the whole original model, in which the sentence locates the port's numbers.
     """
     known = {one.numbers for one in own.values()}
     others = {name: one.numbers for name, one in port.items() if one.numbers not in known}

@@ -31,7 +31,7 @@ GAVE = "given by a part"
 
 @dataclass
 class OriginalModule:
-    """A module of the original: its name, its class, the module itself, and its parameters' Numbers by name."""
+    """A module of the original. `held`: the module itself; `parameters`: name -> its shape and hashes."""
 
     name: str
     kind: str
@@ -55,10 +55,10 @@ class OriginalCall:
 
     Attributes:
         module: position of the module.
-        within: position of the call that made it, or None.
-        signature, arguments: the signature of the module, and the arguments by name.
-        given, gave: its input and output arrays in NumPy, by place.
-        steady: whether it gave the same in a second run of the model.
+        within: position of the call during which it was made; None if there is none.
+        signature, arguments: the signature of the module, and name -> argument.
+        given, gave: key path -> input or output array, in NumPy; `gave` is None if the call ended in an error.
+        steady: whether its outputs were the same in a second run of the model.
     """
 
     module: int
@@ -79,12 +79,12 @@ class Original:
     """A live model and the calls of its modules on one batch of inputs.
 
     Args:
-        model: of any framework that `mha.capture` knows, in inference.
-        inputs: what it is called with: by name, or in order.
-        dtype: the dtype of the port's parameters. The original's are rounded to it before they are compared.
+        model: the model, of any framework that `mha.capture` knows, in inference mode.
+        inputs: its arguments, as name -> array, or in order.
+        dtype: the dtype of the port's parameters, to which the original's are rounded before they are compared.
 
     Raises:
-        SpecError: the model drops out, can't be run on the inputs, or has parameters without numbers.
+        SpecError: the model has active dropout, can't be run on the inputs, or has parameters without numbers.
     """
 
     def __init__(self, model: Any, inputs: Mapping[str, Any] | Sequence[Any], dtype: str) -> None:
@@ -210,7 +210,7 @@ class Original:
         return bool(self.native.is_part(held, held, "of any name", held))
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
-        """Return the arrays in an input or output of a module, in NumPy, by place."""
+        """Return key path -> array (in NumPy) in an input or output of a module."""
         found = ((place, self._array(leaf)) for place, leaf in leaves(value))
         return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
 
@@ -231,13 +231,13 @@ class Original:
         *,
         tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
-        """Return the outputs of a module run by itself, with its parameters and floating-point arrays in `dtype`.
+        """Return, for each run of a module by itself, key path -> output. Parameters and float arrays are in `dtype`.
 
         Args:
-            call: the call whose arguments are used where nothing else is given.
-            givens: for each run, the arrays that replace those that the call was given.
-            replace: position of a module inside -> for each of its calls, the arrays that replace its outputs. Its
-                inputs are then returned too, at the places (PASSED, position, number of the call, ...).
+            call: the call whose arguments are used.
+            givens: for each run, key path -> array that replaces an input of the call.
+            replace: position of a submodule -> for each of its calls, key path -> array that replaces an output. The
+                submodule's inputs are then returned too, at the places (PASSED, position, number of the call, ...).
             tell: whether the replaced outputs are returned too, at (GAVE, position, number of the call, ...).
 
         Raises:

@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) for each mask that a part gets in the port, if the original has no such mask."""
+    """Yield (key path, judgement) for each mask that a submodule gets in the port, if the original has no such mask."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,9 +36,9 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) for wrong indices (such as positions) that a part gets in the port.
+    """Yield (key path, judgement) for wrong indices (such as positions) that a submodule gets in the port.
 
-    Only the elements that `counted` returns are compared.
+    Only elements where `counted(array)` is True are compared; all if it is None.
     """
     for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
         right, got = own[one.original], one.array
@@ -52,19 +52,19 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """Yield the places of integers and bools in the port's outputs that the original does not give."""
+    """Yield the places of integers and bools in the port's outputs that the original's outputs do not have."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """Return the rows of padding, bool (B, L), of a call that the original makes inside another one; None without any.
+    """Return bool (B, L), True at padding, for a call that the original makes inside another one; None without any.
 
     Args:
         original: the original.
         around: the outer call.
-        paired: positions of modules that are left out, because they are judged by themselves.
+        paired: positions of modules to skip, because they are judged by themselves.
     """
     calls = original.calls
     (own,) = (number for number, call in enumerate(calls) if call is around)
@@ -90,12 +90,12 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
 
 
 def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDArray], unit: float) -> Iterator[str]:
-    """Yield a sentence on each two inputs of a part (such as keys and values) that the port exchanges.
+    """Yield a sentence on each two inputs of a submodule (such as keys and values) that the port exchanges.
 
     Args:
-        name: the part.
-        pairs: the inputs of the port's part, with those of the original's.
-        own: the inputs of the original's part in float64, by place.
+        name: the name of the submodule.
+        pairs: its inputs in the port, paired with those in the original.
+        own: key path -> its input in the original, in float64.
         unit: the unit roundoff of the port's dtype.
     """
     for one, other in combinations(pairs, 2):
@@ -110,7 +110,7 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
     """Return a sentence that expresses an array of the port, and the original's, by known arrays.
 
-    None unless each of them is one known array or the sum of two (such as "the residual and the output").
+    The result is None unless each of the two is one known array or a sum of two ("the residual and the output").
 
     Args:
         what: the array, in words.

@@ -31,7 +31,7 @@ from mha_core.capture import Pulled
 
 
 class Substitution:
-    """A call of a port's module beside the original's call, ready to be run in any dtype.
+    """A call of a port's module with its original's call, ready to run the original's module on the port's inputs.
 
     Args:
         original: the original.
@@ -39,7 +39,7 @@ class Substitution:
         call, recorded: the original's call, and the port's.
 
     Raises:
-        SpecError: no input of the port's module stands for an input of the original's.
+        SpecError: no input of the port's module is the counterpart of an input of the original's.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Return the judgement on the port's outputs beside those of the original's module, which runs here.
+        """Return the judgement on the port's outputs, compared with those of the original's module, which runs here.
 
         If the module is wrong with the first meaning of a mask (True allows, or excludes), the second is tried. If it
         is wrong with both, the original's own masks stay, since a port may complete a mask inside.
 
         Args:
-            parts: modules inside, whose outputs in the port replace those in the original. Then the module's outputs,
-                and the inputs of these parts, are wrong only if the module's own lines are.
+            parts: submodules whose outputs in the port replace those in the original. With them, the module's outputs
+                and the inputs of these submodules are wrong only if the module's own code is.
 
         Raises:
-            SpecError: the original's module can't be run; it gave something else in a second run; it gives NaN in
-                float64 and not in the port's dtype; or no output of it matches one of the port's module.
+            SpecError: the original's module can't be run; its outputs changed in a second run; they are NaN in float64
+                and not in the port's dtype; or none of them matches an output of the port's module.
         """
         self._left_out, self._searched = 0, False
         if not self.call.steady:
@@ -131,7 +131,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """Read the port's masks with the original's meaning of True from now on."""
+        """Let later judgements read the port's masks with the original's meaning of True."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -239,10 +239,10 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return the outputs of the original's module, and those of its parts at (GAVE, position, number, ...).
+        """Return the Runs of the original's module; outputs of its submodules are at (GAVE, position, number, ...).
 
         Args:
-            telling: position of a part -> for each of its calls, the arrays that replace its outputs.
+            telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
 
         Raises:
             SpecError: it can't be run.
@@ -254,19 +254,19 @@ class Substitution:
         return Runs(floating, [own, moved], {}, self.dtype)
 
     def is_right(self, array: NDArray, place: Place, runs: Runs) -> bool:
-        """Return whether an array is what the original gives at a place in `runs`; rows of padding are left out."""
+        """Return whether an array equals the original's at a place in `runs`, except at padding."""
         found = runs.judge(array, place)
         counted = None if found.equal else self._counted(array)
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return the error ratio of an array beside the original's at a place in `runs`; padding is left out."""
+        """Return the `Judged.ratio` of an array beside the original's at a place in `runs`, without padding."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return the outputs of the original's module in float64, with its own parts; `judge` must have run."""
+        """Return key path -> output of the original module in float64, with nothing replaced; `judge` must have run."""
         return self._alone.exact
 
     @property
@@ -290,11 +290,11 @@ class Substitution:
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
-        """Return all inputs of the original's module: the port's where known, else those of the original's own run."""
+        """Return key path -> input of the original module: the port's if known, else that of the original's own run."""
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return the outputs of the original's module in float64 on other arrays. SpecError if it can't be run."""
+        """Return key path -> output of the original module in float64 on these inputs. SpecError if it can't be run."""
         return self.original.run(self.call, [given], "float64")[0]
 
     @property
@@ -307,7 +307,7 @@ class Substitution:
         return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
-        """Return the error ratio of `found` beside the outputs of the original's module; `judge` must have run."""
+        """Return the worst `Judged.ratio` of the arrays `found` beside the original's; `judge` must have run before."""
         ratios = [
             self._alone.judge(found[place], place).ratio
             for place, array in self.exact.items()
@@ -335,7 +335,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """Return the outputs of the port's module, at the places of the original's; `judge` must have run."""
+        """Return key path in the original -> output of the port's module; `judge` must have run."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
@@ -355,7 +355,7 @@ class Substitution:
 
     @property
     def left_out(self) -> int:
-        """Return the number of rows that differ and that `judge` did not count."""
+        """Return how many rows differ, but were not compared by `judge`."""
         return self._left_out
 
     def _counted(self, array: NDArray) -> NDArray | None:
@@ -394,7 +394,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return arrays with each number moved by half a unit in its last place, up or down at random."""
+        """Return the arrays with each number changed by half a unit in its last place, up or down at random."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {
@@ -419,7 +419,7 @@ class Substitution:
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full}
 
     def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return the outputs for the inputs of `turned`, with the batch in its own order again."""
+        """Return outputs that were computed from `turned`, with the batch in the original order again."""
         sizes = {len(array) for array in self.call.given.values() if array.ndim > 1}
         return {
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes

@@ -47,18 +47,18 @@ def where(
 
     Each module of the original runs in float64 on the inputs of the port's module. So errors of earlier modules cancel,
     and every wrong module shows. If the original is a recording too, the two recordings are compared: the calls of
-    attention layers, and the modules if both hold some. That shows the first difference, and layers that are wrong by
-    themselves.
+    attention layers, and of other modules if both have them. That shows the first difference, and layers that are wrong
+    by themselves.
 
     Args:
-        original: the original model, live, in inference: of PyTorch, Keras, Flax (nnx, or linen bound to its variables)
-            or Gluon. Its parameters are put into other dtypes meanwhile, and put back. Or a recording, or its file.
+        original: the original model, live, in inference mode: of PyTorch, Keras, Flax (nnx, or linen bound to its
+            variables) or Gluon. Its parameters are cast to other dtypes for a while, and restored. Or a recording, or
+            its file.
         recording: the port's recording, by `mha.capture(port, FILE, modules=True)`, or a file of plain arrays. If the
-            original is a recording, it may hold attention layers alone.
-        inputs: what the original is called with, by name or in order, in NumPy: the same as the port's. Default:
-            what the port was called with.
-        pairs: name of a module of the original -> name of the port's, where the search can't know it.
-        progress: is told what is being done.
+            original is a recording, this one may have attention layers only.
+        inputs: the original's arguments in NumPy, as name -> array or in order. Default: those of the port's call.
+        pairs: name of a module of the original -> name of the port's; needed where the search does not find the pair.
+        progress: called with what is being done.
 
     Raises:
         SpecError: the original can't be run on the inputs; a recording can't be used; pairs contradict each other; or

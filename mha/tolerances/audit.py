@@ -37,16 +37,16 @@ class Audit:
 
     Attributes:
         comparison: the comparison in words.
-        passed: ids of the bugs that pass the comparison in every call, though they exceed the bound in one; the largest
-            change comes first.
+        passed: ids of the bugs that pass the comparison in every call, though they exceed the bound in one; those with
+            the largest change first.
         caught: ids of the bugs that exceed the bound and fail the comparison.
         untried: ids of the bugs that exceed the bound, but for which there was no time to compare.
         unseen: the bugs that even the bounds would not have shown.
-        late: whether the time was up before every bug had been compared in every call.
-        shown_in: id of a case of the suite -> the bugs in `passed` that the comparison would show in it. The smallest
-            cases come first, and each has the bugs that no case before it shows.
-        strict: the largest error that the bound allows and the comparison does not, with which a right layer fails; 0.0
-            if there is none, and for a comparison of whole outputs.
+        late: whether the time ran out before every bug had been compared in every call.
+        shown_in: id of a case of the suite -> ids of bugs in `passed` that the comparison would catch in it, and in no
+            case before it; small cases first.
+        strict: the largest error that the bound allows but the comparison does not, so that a right layer may fail; 0.0
+            if there is none, and for comparisons of whole outputs.
     """
 
     comparison: str
@@ -154,14 +154,14 @@ def audit(
 ) -> Audit:
     """Return the bugs that a comparison lets pass, by running the reference with each bug on the recorded inputs.
 
-    The bounds and the comparison see nothing but the outputs, each rounded to the dtype of its call.
+    Only the outputs are compared, each rounded to the dtype of its call.
 
     Args:
         recording: the recorded calls.
         comparison: how outputs are compared.
-        names: the calls that count. Default: all.
+        names: the names of the calls to use. Default: all.
         seconds: how long each of the three searches may take, roughly.
-        progress: is told what is being done.
+        progress: called with what is being done.
 
     Raises:
         SpecError: `seconds` is negative or NaN.

@@ -17,9 +17,9 @@ class Comparison:
     """A way in which a test compares an output with the right one.
 
     Attributes:
-        words: what is printed for it, such as "allclose(atol=0.001, rtol=0)".
+        words: its name in reports, such as "allclose(atol=0.001, rtol=0)".
         passes: (output, right output), both float64 of the same shape -> whether the test passes.
-        each: whether each element is compared by itself, so that the whole fails if a part of it does.
+        each: whether each element is compared by itself, so that an output fails if any slice of it fails.
     """
 
     words: str
@@ -30,10 +30,10 @@ class Comparison:
 def chosen(
     atol: float | None = None, rtol: float | None = None, cosine: float | None = None, kl: float | None = None
 ) -> Comparison:
-    """Return the comparison that the user asks for by one of these kinds of limits.
+    """Return the comparison with one of these kinds of limits: atol and rtol, cosine, or kl (divergence).
 
     Raises:
-        SpecError: no kind of limit is given, or several are; or a number makes no sense.
+        SpecError: no kind of limit is given, or several are; or a limit is out of its range.
 
     >>> chosen(atol=0.1).passes(np.array([1.05]), np.array([1.0])), chosen(cosine=1).words
     (True, 'cosine >= 1')

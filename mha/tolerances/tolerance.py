@@ -29,7 +29,7 @@ class Tolerance:
     Attributes:
         stage: "output", another stage's name, or "gradients.NAME".
         dtype: the dtype in which the judged layer computes.
-        answer: the reference's stages and their bounds, for weights and inputs that were rounded to `dtype`.
+        answer: the reference's stages and their allowed errors, for weights and inputs rounded to `dtype`.
     """
 
     stage: str
@@ -54,17 +54,17 @@ class Tolerance:
 
     @property
     def allowed(self) -> NDArray[np.float64]:
-        """Return the allowed error of each element; 0 where the definition says "exactly".
+        """Return the allowed error of each element; 0 where the definition gives an exact number.
 
-        It is infinity for the score of an excluded key, which has no meaning and may be anything.
+        It is infinity for the score of an excluded key, which may be anything.
         """
         found = self.answer.allowed_error[self.stage]
         return np.where(self.answer.where, found, np.inf) if self.stage == "scores" else found
 
     def assert_close(self, actual: Any) -> None:
-        """Raise AssertionError if an element is further off than is allowed; the message is the line of `mha check`.
+        """Raise AssertionError if an element is further off than is allowed, with the same message as in `mha check`.
 
-        A NaN or infinity equals only its like.
+        A NaN equals only NaN, and an infinity only itself.
 
         Args:
             actual: an array of any framework, or of NumPy.
@@ -91,7 +91,7 @@ def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: Atten
     and softmax in at least float32. Weights and inputs are rounded to `dtype` first: give the layer the same.
 
     Args:
-        config, weights, inputs: the layer, by canonical names, and its call. Arrays may be of any framework.
+        config, weights, inputs: the layer (canonical name -> weight) and its call. Arrays may be of any framework.
         dtype: "float64", "float32", "float16" or "bfloat16".
 
     Raises:
@@ -124,7 +124,7 @@ def tolerance_of(
     """Return the `tolerance` of a recorded call.
 
     Args:
-        recording: what `mha.capture` wrote, or its path.
+        recording: a recording by `mha.capture`, or its file.
         call: the call's name (`Recording.names`), or its position.
         dtype: the dtype in which the judged layer computes. Default: that of the recorded layer.
 

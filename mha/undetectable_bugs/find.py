@@ -56,7 +56,7 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Return whether a recorded output leaves its computed bound in this run."""
+    """Return whether an output of the recorded kind exceeds its computed bound in this run."""
     return shows.first_stage(state) is not None
 
 
@@ -67,14 +67,14 @@ class UndetectableBugs:
     Attributes:
         calls: how many calls there are.
         tried: the names of the calls on which bugs were run.
-        parts: those in `tried` of which only a part was used.
+        parts: names of calls in `tried` of which only some items and queries were used.
         seen: ids of the bugs that these calls show.
         within: ids of bugs that change outputs but stay within the bound, the largest change first.
-        idle: ids of bugs that change nothing although their requirement is met, for example with one head alone, or
-            with equal sizes.
-        never_asked: requirement that no call meets, in words -> the bugs that need it.
-        impossible: bugs that these layers can't have, such as a forgotten bias where there is none.
-        untried: bugs that there was no time for.
+        idle: ids of bugs that change nothing, although the calls have what the bug needs (such as a causal mask), for
+            example because there is only one head, or sizes are equal.
+        never_asked: what no call has, in words ("a causal mask") -> ids of the bugs that need it to show.
+        impossible: ids of bugs that these layers can't have, such as a forgotten bias where there is none.
+        untried: ids of bugs for which there was no time.
         beyond: in words, settings that neither an array nor these calls show.
     """
 
@@ -141,18 +141,18 @@ def undetectable_bugs(
 ) -> UndetectableBugs:
     """Return which bugs of the zoo, put into the reference, the recorded calls would not show.
 
-    A bug shows if an output of the kind that was recorded leaves its bound in some call. One call of
-    each kind is run first, and large calls are first cut to a few items and queries. It ends when every bug has
-    shown, or time is up.
+    A bug shows if an output of the recorded kind exceeds its bound in some call. One call of each kind is run
+    first, and large calls are first cut to a few items and queries. The search ends when every bug has shown, or
+    time is up.
 
     Args:
         recording: the recorded calls.
-        names: the calls that count. Default: all.
-        seconds: how long it may take, roughly.
-        bugs: the zoo. Default: all of it.
-        told: whether a call shows the run with a bug. Default: whether an output leaves its bound.
-        cut: whether what shows in a part of a call shows in all of it.
-        progress: is told what is being done.
+        names: the names of the calls to use. Default: all.
+        seconds: how long the search may take, roughly.
+        bugs: the bugs to try. Default: the whole zoo.
+        told: (call, run with a bug) -> whether the call shows the bug. Default: whether an output exceeds its bound.
+        cut: whether large calls may be cut: what shows in some items and queries must show in the whole call.
+        progress: called with what is being done.
 
     >>> from mha.recordings.recording import RecordedCall, RecordedLayer
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference

@@ -187,7 +187,7 @@ For each bug the first entry with a matching pattern counts.
 
 
 def need_of(bug: Bug) -> tuple[str, Asks] | None:
-    """Return the requirement of a bug (what a call needs to show it), in words and as a test; None without one.
+    """Return what a call needs to show the bug, in words and as a test of a problem; None if it needs nothing special.
 
     >>> from conformance.zoo.registry import select
     >>> need_of(select(("causal-ignored",))[0])[0], need_of(select(("scale-missing",))[0])
@@ -200,13 +200,13 @@ def need_of(bug: Bug) -> tuple[str, Asks] | None:
 
 
 def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
-    """Return whether one of the problems meets the requirement of the bug (see `need_of`)."""
+    """Return whether one of the problems has what a call needs to show the bug: see `need_of`."""
     need = need_of(bug)
     return need is None or any(need[1](problem) for problem in problems)
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """Return a key that is equal for calls with equal settings, masks and small sizes; one call of each runs first."""
+    """Return a key that is equal for calls of one kind: with equal settings, kinds of masks, and min(size, 3)."""
     config = problem.config
     sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))

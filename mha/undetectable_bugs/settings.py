@@ -20,7 +20,7 @@ def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, .
 
     Args:
         problems: every call.
-        looked: the calls on which settings are tried.
+        looked: the calls on which other settings are tried.
     """
     found = []
     for feature in FEATURES:

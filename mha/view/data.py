@@ -28,15 +28,15 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The numbers that the page shows for one item of the batch in one part.
+    """The numbers that the page shows for one item of the batch in one Part (a layer in one pass of the model).
 
     Attributes:
         weights: (H, Lq, Lk), the weights of the heads that are shown; 0 where a query may not attend to a key.
         where: bool (H, Lq, Lk), which keys each query may attend to.
         queries, keys: (H, Lq, d) and (G, Lk, d), the queries and keys of these heads.
-        measures: name -> a number for each head.
-        shares: (H, Lq, Lk), (other weights - these weights) / the difference that rounding allows; None if these
-            weights are compared with no others.
+        measures: name of a measure -> a number for each head.
+        shares: (H, Lq, Lk), (other weights - these weights) / the difference that rounding allows; None if there are no
+            other weights to compare.
     """
 
     part: Part
@@ -51,15 +51,14 @@ class Picture:
 
 @dataclass(eq=False)
 class Nearness:
-    """A measure of the distance of a part from the definition.
+    """How near the numbers of a Part are to the definition's.
 
     Attributes:
-        ratios: RECORDED or a backend -> worst error / allowed error, over the recorded outputs or all stages of the
-            backend.
-        messages: RECORDED or a backend -> sentences about what is over its bound.
+        ratios: RECORDED -> worst error / allowed error of the recorded outputs; name of a backend -> of all its stages.
+        messages: RECORDED or name of a backend -> sentences about what is over its bound.
         keyless: how many rows (item, head and query) may attend to no key; the recorded output is not compared there.
         not_numbers: how many of the shown weights are NaN.
-        apart: the largest |difference| / allowed difference between these weights and others; None without others.
+        apart: the largest |difference| / allowed difference between the shown weights and others; None without others.
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -76,7 +75,7 @@ class Nearness:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One part with its pictures, item by item."""
+    """One Part with its pictures, item by item, and how near its numbers are to the definition's."""
 
     part: Part
     pictures: tuple[Picture, ...]
@@ -85,12 +84,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sources:
-    """A record of who computes the shown numbers.
+    """A choice of what computes the shown weights, and of the weights to compare them with.
 
     Args:
-        backends: who computes; if none, the definition does. One backend is shown beside the definition; of two, the
-            second is shown beside the first.
-        compared: another recording, whose calls belong to these by position; the definition computes both.
+        backends: (): the definition computes, with nothing to compare; one backend is compared with the definition, and
+            of two, the second with the first.
+        compared: (second recording, position of a call -> position of its counterpart there); the definition computes
+            both. None: no second recording.
     """
 
     backends: tuple[Backend, ...] = ()
@@ -115,7 +115,7 @@ def see(
     sources: Sources,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Seen]:
-    """Yield every part with its numbers, one after another.
+    """Yield every Part with its numbers, one after another.
 
     Raises:
         SpecError: a backend can't compute a layer.

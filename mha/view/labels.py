@@ -36,15 +36,15 @@ def read_tokens(path: Path) -> Tokens:
 
 
 class Labels:
-    """The labels of queries and keys in all parts: the user's tokens, or positions.
+    """The labels of queries and keys on the page: the user's tokens, or positions.
 
     Args:
-        parts: the parts that are shown.
+        parts: the Parts that are shown.
         tokens: the tokens that the user gave; None: labels are positions.
         source: where the tokens are from, for messages.
 
     Raises:
-        SpecError: the tokens do not fit a part: it has another number of keys, of queries, or of rows.
+        SpecError: the tokens do not fit a Part: it has another number of keys, of queries, or of items.
     """
 
     def __init__(self, parts: tuple[Part, ...], tokens: Tokens | None, source: str) -> None:

@@ -14,10 +14,10 @@ class Measure:
     """A function of a query's weights. A head's number is its mean over all queries that have a key.
 
     Attributes:
-        words: what the number says.
+        words: what the number means.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of a query that is left out, because it has no neighbour to look at; None for none.
+        edge: the index of a query that is left out of the mean, because it has no key at that offset; None for none.
     """
 
     words: str
@@ -34,7 +34,7 @@ def entropy(weights: NDArray, offsets: NDArray) -> NDArray:
 
 
 def at(offset: int) -> Callable[[NDArray, NDArray], NDArray]:
-    """Return a function as in `Measure.of`: it gives the weight of the key that stands `offset` after the query."""
+    """Return a function as in `Measure.of`: it gives the weight of the key `offset` positions after the query."""
     return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(axis=-1)
 
 

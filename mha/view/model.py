@@ -24,7 +24,7 @@ def record_encoder(
         encoder: the encoder, loaded in `dtype`.
         texts: the texts. The model is run on each of them by itself, without padding.
         dtype: the dtype that the encoder computes in.
-        check: is called with the layers and the texts' lengths before the model is run.
+        check: called with (name, config) of each layer and the texts' lengths, before the model is run.
 
     Raises:
         SpecError: a text or the model can't be used, or `check` raises it.

@@ -47,7 +47,7 @@ class Pack:
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
     def picture(self, picture: Picture) -> dict[str, Any]:
-        """Append a picture's arrays. Return name -> position in the pack, and the steps of queries and keys."""
+        """Append a picture's arrays. Return name -> position in the pack, and the scales of queries and keys."""
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
         where = picture.where
@@ -79,7 +79,7 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """Return (H, ...) as 16-bit integers, round(x / step) + 256 (not finite: 65535), and the step of each head.
+    """Return (H, ...) as bytes of 16-bit integers, round(x / step) + 256 or, if not finite, 65535; and the steps.
 
     >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
@@ -94,7 +94,7 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Return shares (error / allowed error) as logarithms in one byte each, with their signs, to within 10 %.
+    """Return the signed shares (difference / allowed difference) as logarithms in one byte each, to within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
     [0, 96, -84, 60, 120, -128]

@@ -24,11 +24,11 @@ from mha_core.files.writing import write_whole
 
 @dataclass(frozen=True)
 class About:
-    """A note in the page on the source of its numbers.
+    """A note on the page about the source of its numbers.
 
     Args:
         name: the name of the model or the file.
-        made_with: versions that recorded it.
+        made_with: the versions of the packages that recorded it.
         notes: further remarks, such as which modules were not read.
         texts: a name for each pass of the model; further passes are numbered.
     """

@@ -19,15 +19,15 @@ from mha_core.errors import listed
 
 @dataclass(frozen=True)
 class Part:
-    """One layer in one pass.
+    """One layer in one forward pass of the model: what one picture of the page shows.
 
     Attributes:
         layer, kind, dtype, config: as they were recorded; a layer without a name is called "layer".
         position: the position of the layer among all that were recorded.
         number: the number of the model's pass, from 0.
-        calls: positions of its calls in the recording; there are several if each continues the one before it.
+        calls: positions of its calls in the recording; several if each continues the one before it, with a cache.
         batch, query_len, key_len: the sizes of the picture: it has the queries of all calls, and the last call's keys.
-        is_cross: whether queries and keys stand for different things, so that their positions can't be compared.
+        is_cross: whether queries and keys are of different sequences, so that their positions can't be compared.
         heads: the heads that are shown.
         is_exact: whether the page has every weight, to three digits; else one number for each block of weights.
     """
@@ -61,12 +61,12 @@ EXACT_UP_TO = 128
 
 
 def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] = ()) -> tuple[Part, ...]:
-    """Return the parts of a picture, layer by layer in the order of their first calls.
+    """Return the Parts to show, layer by layer in the order of their first calls.
 
     Args:
         recording: the calls.
-        layers: names or positions of layers to show; wildcards work. None: all.
-        heads: numbers of heads to show. None: all.
+        layers: names or positions of layers to show; wildcards work. (): all.
+        heads: numbers of heads to show. (): all.
 
     Raises:
         SpecError: no layer has such a name or position, or one that is shown has no such head.
@@ -93,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return the parts of a model with self-attention before it runs, one for each chosen layer and text.
+    """Return the Parts of a model with self-attention before it runs, one for each chosen layer and text.
 
     Raises:
         SpecError: as `plan`.

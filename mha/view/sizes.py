@@ -33,7 +33,7 @@ def block(part: Part) -> int:
 
 
 def data_bytes(part: Part, *, has_other: bool) -> int:
-    """Return how many bytes the numbers of one part take, for each item of the batch.
+    """Return how many bytes the numbers of one Part take, for each item of the batch.
 
     An exact weight takes two bytes, a byte more for its difference from another, and a bit for its mask; each channel
     of a query or key takes two bytes. Otherwise each block takes a byte.
@@ -47,7 +47,7 @@ def data_bytes(part: Part, *, has_other: bool) -> int:
 
 
 def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return the most bytes that the page of these parts can have; compression makes it smaller."""
+    """Return the most bytes that a page with these Parts can have; compression makes it smaller."""
     total = FRAME
     for part in parts:
         lengths = (part.query_len + part.key_len) * TOKEN

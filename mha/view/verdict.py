@@ -11,7 +11,7 @@ from mha_core.errors import shown
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence about numbers, and whether they are within their bounds."""
+    """A sentence about numbers (`text`), and whether they are within their bounds (`is_good`)."""
 
     is_good: bool
     text: str
@@ -19,10 +19,10 @@ class Line:
 
 @dataclass(frozen=True)
 class LayerLine:
-    """One part's row in the table of layers.
+    """One row in the table of layers, for one Part.
 
     Attributes:
-        cells: RECORDED or a backend -> error / allowed in words, and whether it is at most 1.
+        cells: RECORDED or name of a backend -> (error / allowed error in words, whether it is at most 1).
         apart: in words, the largest difference / allowed difference of compared weights; "" if none are compared.
         notes: remarks, such as rows without a key.
     """
@@ -69,7 +69,7 @@ def verdict(parts: Sequence[Seen], sources: Sources) -> Line:
 
 
 def lines_of(parts: Sequence[Seen]) -> list[LayerLine]:
-    """Return a row for every part."""
+    """Return a row for every Part."""
     passes = max((one.part.number for one in parts), default=0) > 0
     return [_line(one, passes=passes) for one in parts]
 

@@ -66,7 +66,7 @@ def settled(name: str, given: Any) -> Any:
 
     Args:
         name: the argument's name, for the error.
-        given: the argument. The result has this machine's byte order.
+        given: the argument. An array of another byte order becomes one of this machine's.
 
     Raises:
         SpecError: a list that makes no array, such as [[1], [2, 3]].
@@ -91,7 +91,7 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """Return a copy of the dataclass with other fields. Unlike `replace`, this does not settle or check them again."""
+    """Return a copy of the dataclass with other fields. Unlike `replace`, it neither converts nor checks them again."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
@@ -142,7 +142,7 @@ def holds_long_integers(array: Any) -> bool:
 
 
 def is_convertible(array: Any) -> bool:
-    """Return whether frameworks know the dtype of a NumPy array; if not, `check_call` refuses the array later."""
+    """Return whether frameworks have the dtype of this NumPy array; `check_call` refuses any other dtype later."""
     is_plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_plain and (array.dtype.kind in "biu" or array.dtype.name in DTYPES)
 

@@ -35,11 +35,12 @@ class Call(Generic[Array]):
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
             also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
-        mask: the sources of the mask, as the caller gave them.
+        mask: what decides which keys each query may attend to, as the caller gave it.
         dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None if dropout is off or draws its own numbers.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. Past keys stand before
             new ones; Lk counts both, in the mask too.
-        rotary: the positions of queries and new keys, in a layer with rotary positions; None where they are counted.
+        rotary: the positions of queries and new keys, in a layer with rotary positions. None: query i stands at
+            query_offset + i, new key j at Lp + j.
 
     >>> import numpy as np
     >>> x = np.zeros((2, 4, 6))
@@ -98,6 +99,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """Return the LayerSpec of a config; `widths`: input widths in place of the config's, None if unknown."""
+        """Return the LayerSpec of a config. `widths`: (Dq, Dk, Dv), each None if unknown. Default: the config's."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

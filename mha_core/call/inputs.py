@@ -77,7 +77,7 @@ class AttentionInputs:
         return self.dropout_keep is not None
 
     def leaves(self) -> dict[str, NDArray]:
-        """Return the floating-point arrays of the call, which have gradients, by their public names.
+        """Return name -> array, for the floating-point arrays of the call that have gradients.
 
         >>> x = np.ones((1, 2, 6))
         >>> list(AttentionInputs(x, x, x).leaves())
@@ -87,7 +87,7 @@ class AttentionInputs:
         return {name: array for name, array in given.items() if array is not None}
 
     def tables(self) -> dict[str, NDArray]:
-        """Return the floating-point arrays of the call that have no gradient, such as rotary tables, by their names."""
+        """Return name -> array, for the floating-point arrays that have no gradient, such as rotary tables."""
         given = {} if self.rotary is None else {name: getattr(self.rotary, name) for name in TABLES}
         return {name: array for name, array in given.items() if array is not None}
 
@@ -96,7 +96,7 @@ class AttentionInputs:
 
         Args:
             leaves: the framework's arrays in place of those of `leaves()` and `tables()`, by the same names.
-            convert: converts every other array (lengths, offsets, masks) by its name.
+            convert: (name, array) -> the framework's array, for every other array: lengths, offsets, masks.
         """
 
         def of(name: str, array: NDArray) -> Any:
@@ -123,7 +123,7 @@ class AttentionInputs:
         """Return these inputs with rotary tables in place of positions, if a compiler needs tables.
 
         A compiler can't read positions, and needs tables if angles depend on the largest position. `sizes`: whether it
-        knows the sizes of the call, and so can count positions itself.
+        knows the sizes of the call; if so, positions that are counted, because none are given, need no tables.
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)

@@ -22,7 +22,7 @@ ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """The sources of a mask; arrays of NumPy or of any one framework.
+    """The arguments from which a mask is made; their arrays are of NumPy or of one framework.
 
     Args:
         valid_lens: integers (B,) or (B, Lq); key j is allowed iff j < valid_len.
@@ -84,7 +84,7 @@ class AttentionMask:
 
         Args:
             dtype: the dtype of the queries, which the array gets.
-            convert: makes the framework's array of a NumPy array (bfloat16: in float32) and the name of its dtype.
+            convert: (NumPy array, name of the dtype) -> the framework's array; bfloat16 numbers come in float32.
         """
         if not is_numbers(self.bias):
             return self
@@ -127,7 +127,7 @@ class AttentionMask:
 
     @property
     def has_sources(self) -> bool:
-        """Return whether it has any source at all; without one every key is allowed."""
+        """Return whether any field of the mask restricts or biases attention; if none does, every key is allowed."""
         return self.has_positions or any(source is not None for source in (self.valid_lens, self.allowed, self.bias))
 
     @property
@@ -142,7 +142,7 @@ def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
 
 
 def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
-    """Return bools (B, H, Lq, Lk): all sources combined. True = may attend."""
+    """Return bools (B, H, Lq, Lk) for all fields of the mask together; True = may attend."""
     combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:
         combined &= _within_valid_lens(mask.valid_lens, sizes)

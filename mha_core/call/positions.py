@@ -57,7 +57,7 @@ def check_encoded(
     Args:
         x: (B, L, embed_dim), floating-point; L is at most max_len.
         embed_dim, max_len: the sizes of the table.
-        layer_dtype: the dtype of the layer; None for one that takes its input's.
+        layer_dtype: the dtype of the layer; None if it computes in the dtype of its input.
         describe: see `mha_core.call.checks.check_call`.
 
     Raises:

@@ -47,8 +47,8 @@ class RotaryInputs:
     """The positions of a call's queries and new keys, or tables made of them; arrays of NumPy or of one framework.
 
     Args:
-        positions: of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
-        key_positions: of the new keys, likewise. Default: `positions`; there must be as many keys as queries then.
+        positions: the queries' positions: integers >= 0, (Lq,) or (B, Lq); with several axes (axes, B, Lq).
+        key_positions: the new keys' positions, likewise. Default: `positions`, if Lq is the number of new keys.
         cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`;
             times the attention factor, if there is one. A token that does not turn has 1 and 0.
         key_cos, key_sin: the same for the new keys. Default: `cos` and `sin`; then Lq must be the number of new keys.
@@ -158,7 +158,7 @@ def check_rotary(
     """Raise SpecError unless positions or tables fit a call, by shapes and dtypes alone.
 
     Args:
-        given: what the call has; without any array it always fits.
+        given: the positions or tables of the call; without any array they always fit.
         settings: the layer's rotary settings; None if it has no rotary positions.
         sizes, dtype: the sizes of the call, and the dtype of its queries.
         describe: (name, array) -> ArraySpec; raises SpecError for what is no array.

@@ -25,7 +25,7 @@ def declared(group: str, what: str) -> dict[str, EntryPoint]:
 
     Args:
         group: such as "mha.backends".
-        what: what one entry is, for the message: "a backend".
+        what: what one entry point names, in words for the error: "a backend".
 
     Raises:
         BackendError: two packages declare different things by one name.

@@ -37,7 +37,7 @@ class Kept:
     """The pieces (files with a digest each) of one cache folder.
 
     Args:
-        folder: made when the first piece is put into it.
+        folder: the path of the folder, which is made when the first piece is written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -108,9 +108,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def passed_over(folder: Path) -> str:
-    """Return one line about files in the cache folder that are not used, because other users can write them; "" if
-    there are none.
-    """
+    """Return one line about files in the cache folder that are not used, as other users can write them; or ""."""
     found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
     if not found:
         return ""

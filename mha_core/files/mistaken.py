@@ -119,7 +119,7 @@ def near_file(path: Path) -> str:
 
 
 def taken_by(path: str | os.PathLike[str]) -> str:
-    """Return in words what is at a path that is no recording, and which command takes it.
+    """Return in words what is at a path that is no recording, and which command reads it.
 
     >>> taken_by("mine:attention").partition("; a")[0]
     'it is code, and no file: `mha check --subject mine:attention` judges a function'

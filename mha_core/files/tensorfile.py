@@ -43,10 +43,10 @@ LONGEST_NAME = 1000
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file.
+    """The header of a safetensors file.
 
     Attributes:
-        metadata: name -> text.
+        metadata: name -> text, from the file's metadata.
         arrays: names of the arrays, in the order of the header.
         size: the bytes of the header, including the eight bytes that hold its length.
     """

@@ -24,7 +24,7 @@ from mha_core.errors import SpecError
 
 
 def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") -> Path:
-    """Return the absolute path of a file, checked to be writable; it holds if the current folder changes.
+    """Return the absolute path of a file, after checking that it can be written.
 
     Args:
         path: the path that the user gave.
@@ -32,7 +32,8 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
         force: how the user can allow that an existing file is replaced; "" if that is always allowed.
 
     Raises:
-        SpecError: it is a folder, its folder is not there or can't be written to, or the file is there already.
+        SpecError: it is a folder, its folder does not exist or can't be written to, or the file exists and `force` is
+            not "".
 
     >>> check_output("/nowhere/report.json", what="--json")
     Traceback (most recent call last):

@@ -21,9 +21,9 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
     """(d,): new channel -> old channel of a head, when rotary pairs become (2 k, 2 k + 1), or (k, k + r / 2).
 
     Args:
-        settings: the layer's rotary settings; their own `interleaved` does not count.
+        settings: the layer's rotary settings, whose own `interleaved` is not used.
         head_dim: d.
-        interleaved: whether pairs are to be (2 k, 2 k + 1).
+        interleaved: whether the new pairs are (2 k, 2 k + 1); else (k, k + r / 2).
 
     >>> order_of_channels(Rotary(width=8), head_dim=8, interleaved=False)
     array([0, 2, 4, 6, 1, 3, 5, 7])
@@ -39,10 +39,10 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
 
 
 def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with pairs (2 k, 2 k + 1), or (k, k + r / 2): rows of q_proj and k_proj in another order.
+    """Return the same layer with rotary pairs (2 k, 2 k + 1) if `interleaved`, else (k, k + r / 2).
 
-    Biases, norm weights and the additive score's matrices are reordered too; values and output stay. The stages
-    `queries` and `keys`, and so a cache, have the new order of channels; every other result is the same.
+    Rows of q_proj and k_proj are reordered, and so are biases, norm weights and the additive score's matrices. The
+    stages `queries` and `keys`, and so a cache, have the new order of channels; every other result is the same.
 
     Raises:
         SpecError: a layer without rotary positions or without projections, or weights that do not fit.
@@ -72,7 +72,7 @@ def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) 
 
 
 def with_norm_offset(config: AttentionConfig, weights: Weights, offset: int) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with the weights of its query-key norm kept as w (offset 0), or as w - 1 (offset 1).
+    """Return the same layer with the weights w of its query-key norm stored as w (offset 0), or as w - 1 (offset 1).
 
     Raises:
         SpecError: a layer without such weights; or a number that the dtype of the weights can't hold exactly.

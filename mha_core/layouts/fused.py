@@ -61,7 +61,7 @@ class FusedLayout(Layout):
         order: (heads, groups, width) -> the order of the rows, such as `in_a_row`.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
-        of: whose layers have this layout, for the summary.
+        of: the model or library whose layers have this layout, for the summary.
     """
 
     def __init__(

@@ -20,12 +20,12 @@ def canonical_gradients(
 
     Gradients may be NaN or infinite, but weights may not. So the layout moves the index of each number, and the
     gradients are taken in that order: a layout never changes a number. Biases that the layer has but the config lacks
-    (a layer with one switch for all biases) are left out.
+    (a layer with one switch for all biases) are dropped.
 
     Args:
         layout: the layout of the layer.
         config: the config of the weights from which the layer was made.
-        gradients: one for each of the layer's arrays, by relative name.
+        gradients: relative name -> gradient, for each of the layer's arrays.
 
     Raises:
         SpecError: an array is missing, unknown, or fits no such layer; or the layer is not one of this config.

@@ -26,7 +26,7 @@ class Layout(ABC):
     Attributes:
         name: its name for `mha convert --from`.
         summary: whose layout it is, in a line.
-        separator: the text between the parts of a name, and between a layer's prefix and the name.
+        separator: the text between the components of a name, and between a layer's prefix and the name.
         required: names that every layer of this layout has; the output projection's name is the last.
         optional: names that it may have besides; the output projection's name is the last.
         foreign: names that only layers of another layout have, which may have all required names too.
@@ -51,7 +51,7 @@ class Layout(ABC):
 
         Args:
             arrays: the layer's arrays by relative name; others are refused.
-            num_heads: H. Needed unless the layout carries it; must agree where it does.
+            num_heads: H. Needed unless `carries_heads`; if that is True, it must agree with the shapes.
             num_kv_heads: G. Default: H, or what the shapes say.
 
         Raises:

@@ -20,7 +20,7 @@ class MatrixLayout(Layout):
     Args:
         names: canonical projection -> its name in the layer.
         transposed: whether matrices are (in, out), as `x @ kernel` has them.
-        weight, bias: the names of a matrix and a bias below the projection.
+        weight, bias: the last components of a matrix's name and of a bias's name, such as "weight" and "bias".
         biases: the projections that can have a bias.
         all_or_none: sets of projections that have either all their biases or none.
     """

@@ -54,7 +54,7 @@ class Words:
     Attributes:
         cross: whether keys may have another length than queries, and be another input.
         values: whether values may be another input than keys.
-        masks: the sources of a mask that it can take: "valid_lens", "allowed", "causal", "bias".
+        masks: the fields of an AttentionMask that it can take, of "valid_lens", "allowed", "causal" and "bias".
         positions: the number of positions in its own tables, which a probe does not exceed. None: any number.
     """
 
@@ -70,7 +70,7 @@ class Probe:
 
     Attributes:
         batch, query_len, key_len: its sizes.
-        mask: the source of its mask; None for no mask.
+        mask: the one field of an AttentionMask that it has, such as "causal"; None for no mask.
         times: a factor on its inputs.
         self_attention: whether queries, keys and values are one array.
         rows: the queries whose results are compared; None for all. In a long call a few are enough: each depends on all
@@ -132,8 +132,8 @@ class Reading:
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
         meant: inputs -> what a call with them means to this layer, such as a mask with the layer's own window.
-        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; their
-            names give the known deviations.
+        natives: names of the `mha check` subjects for the framework's own layer of this kind, one for each of its
+            paths; the table of known deviations is searched for them.
     """
 
     name: str

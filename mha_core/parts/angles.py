@@ -32,7 +32,7 @@ def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int
 
     Args:
         table: cos and sin, (1 or B, L, r / 2), in NumPy.
-        settings: with `width` filled in; of one axis.
+        settings: rotary settings with a `width`, and with one axis of positions.
         key_len: how many keys the call has, for rules that need the length of the sequence.
 
     >>> settings = Rotary(width=6, base=50.0)

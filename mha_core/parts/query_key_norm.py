@@ -120,7 +120,7 @@ class QueryKeyNorm:
 
     @property
     def start(self) -> float:
-        """Return the first value of a weight, with which the product changes nothing."""
+        """Return the initial value of a weight, with which the product changes nothing."""
         return 1.0 - self.offset
 
     def weight_shapes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:

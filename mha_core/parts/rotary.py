@@ -148,8 +148,8 @@ def tables(settings: Rotary, positions: NDArray[np.integer], length: int) -> Tab
     """Return cosine and sine in float64, times the attention factor, (1 or B, L, r / 2).
 
     Args:
-        settings: with `width` filled in, as those of an AttentionConfig are.
-        positions: (L,) or (B, L); (axes, B, L) with several axes.
+        settings: rotary settings with a `width`, as in every AttentionConfig.
+        positions: integers (L,) or (B, L); (axes, B, L) with several axes.
         length: the length of the sequence, for the rules that need it.
 
     >>> tables(Rotary(width=4), np.array([0, 1]), length=2).sin.round(4)

@@ -36,7 +36,7 @@ def run(
 
     Args:
         config, weights, inputs: the problem. Numbers of any dtype are used as they are.
-        forward, backward: pipelines in place of FORWARD and BACKWARD.
+        forward, backward: name -> step, in order; pipelines in place of FORWARD and BACKWARD.
 
     Returns:
         A Trace of float64 arrays: all seven stages, and gradients if `inputs.cotangent` is given.
@@ -95,8 +95,8 @@ _EXACT: Mapping[str, tuple[float, ...]] = {
 def check_numpy() -> None:
     """Raise SpecError if a module has replaced functions of NumPy in this process by less exact ones.
 
-    The suite runs the reference in processes that import nobody's module. `mha.diagnose`, `mha.capture` and the like
-    run it in the process of a layer that somebody else wrote, with all that the layer imports.
+    The suite runs the reference in processes that import no user's module. `mha.diagnose`, `mha.capture` and the like
+    run it in the process of a user's layer, with all that the layer imports.
     """
     numbers = np.array(_NUMBERS)
     pairs = numbers.reshape(2, 2)

@@ -21,7 +21,7 @@ class State:
 
     Attributes:
         config, inputs, sizes: the layer and the call. Inputs that are split into heads are merged here.
-        parameters: the layer's W and b by name, float64. (The step `weights` holds the attention weights.)
+        parameters: name -> W or b of the layer, float64. (The step `weights` holds the attention weights.)
         is_split: whether the caller gave inputs that are split into heads.
         arrays: step -> its result, of the steps that have run; `state[name]` reads it.
     """

@@ -34,13 +34,13 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are in one
-            part, or in two (the past and the new ones); two parts are joined only if there are several blocks.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are one array
+            each, or two (the past and the new ones), which are joined only if there are several blocks.
         score: how the operands are scored.
         mask: the mask of the call.
         dropout: the dropout layer; it acts only in training.
         training: whether this is training.
-        query_block: the most queries to compute at once. None: as many as fit the budget.
+        query_block: the most queries to compute at once. None: as many as fit in the memory budget.
         precision: the precision of matrix products, as in the layer.
     """
     batch, num_heads, query_len, width = operands.queries.shape

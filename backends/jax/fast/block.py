@@ -32,7 +32,7 @@ Starts = dict[int, Any]
 
 
 class Static(NamedTuple):
-    """The arguments of a call that are no arrays: a program is compiled for each combination of them.
+    """The static arguments of a call, which are no arrays: a program is compiled for each combination of them.
 
     score: the score function of the layer, without its vector.
     rate: the rate of dropout; 0 outside training.
@@ -45,10 +45,10 @@ class Static(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """The arrays that can have gradients, in a call or in a part of one; or their tangents in the same places.
+    """The arrays that can have gradients, in a call or in a block of one; or their tangents, in the same fields.
 
     queries: (B, G, R, Lq, d), the scaled queries; R is how many query heads read a key head.
-    keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), in parts that stand one after the other.
+    keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), each as a tuple of arrays to join along the last axis.
     vector: (1, 1, 1, 1, S), the vector of the additive score; None for a dot product.
     bias: (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk), the bias of the mask; None without one.
     """
@@ -69,8 +69,8 @@ class Constants(NamedTuple):
     """The arrays that have no gradients, in a call or in a block of one.
 
     mask: the mask without its bias; its arrays are (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
-    rng, number: the random key of dropout, and an integer that differs from block to block; None if nothing is drawn.
-    starts: axis -> where the block begins in it, for a block that still has the mask of the whole call.
+    rng, number: the random key of dropout, and an integer that differs from block to block; None without dropout.
+    starts: axis -> first index of the block, for a block that still has the mask of the whole call.
     """
 
     mask: Mask

@@ -25,7 +25,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """A number of queries, of groups of heads (each reads one key head) and of items, computed at once."""
+    """A size of chunks: how many queries, groups (a key head with its query heads) and items are computed at once."""
 
     queries: int
     groups: int
@@ -33,9 +33,9 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
-    """Return how many queries, groups and items to compute at once within the budget.
+    """Return how many queries, groups and items to compute at once within the memory budget.
 
-    Queries: as many as fit. Groups: all of an item's if they fit, else one. Items: all if they fit, else one.
+    Queries: as many as fit. Groups: all of an item if they fit, else one. Items: all if they fit, else one.
     """
     of_item = bytes_per_query * query_len * groups
     return Chunks(

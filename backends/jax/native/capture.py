@@ -72,7 +72,7 @@ def watch(
     What `seen` returns takes the place of the output, unless it is None. If there is `begun`, a call starts with
     begun(name, module, arguments as they are given).
 
-    A linen model makes its modules anew in each call, so they are chosen when they are called.
+    A linen model makes new modules in each call, so `choose` is called at each call of a module.
     """
     watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
     with watching(target, choose, seen, begun):

@@ -56,10 +56,10 @@ def to_native(
         layout: "linen" for flax.linen.MultiHeadDotProductAttention, "nnx" for flax.nnx.MultiHeadAttention, "d2l-jax"
             for d2l.ai's layer. Linen layers are bound to their variables: `layer.unbind()` gives layer and variables.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
-        options: what else the layer takes, such as `precision`.
+        options: further arguments of the layer's constructor, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: such a layer can't hold these weights, or `layout` is none of the three.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -90,8 +90,8 @@ def from_native(
         probe: as in `from_linen`.
 
     Raises:
-        SpecError: it is no such layer; a linen layer has no variables, neither bound nor given; an nnx layer has been
-            given variables; or the function for this kind of layer raises it.
+        SpecError: `layer` is no such layer; a linen layer has no variables, neither bound nor given; `variables` are
+            given for an nnx layer; or the function for this kind of layer raises it.
     """
     kind = layout_of(layer)
     if isinstance(layer, nnx.MultiHeadAttention):

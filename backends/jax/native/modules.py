@@ -31,7 +31,7 @@ class HeldLinen(NamedTuple):
 
 
 def hold(module: Any) -> Any:
-    """Return an object that keeps a module beyond its call: a HeldLinen for linen, the module itself for nnx."""
+    """Return what must be stored to call the module again later: a HeldLinen for linen, the module itself for nnx."""
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)
@@ -50,7 +50,7 @@ def numbers_in(parameter: jax.Array) -> NDArray:
 
 
 def is_training(module: Any) -> bool:
-    """Return whether a call of the module may draw random numbers. A linen module may if it has a key for dropout."""
+    """Return whether a call of the module may draw random numbers; a linen module may if it has a key for dropout."""
     if isinstance(module, nn.Module):
         return bool(getattr(module.scope, "rngs", {}).get("dropout")) if module.scope is not None else False
     parts = (node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Dropout))
@@ -58,20 +58,20 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
 
 
 def eagerly() -> Any:
-    """Return a context without jit: each turn of a scan is a call of its own, whose numbers can be read."""
+    """Return a context without jit: each iteration of a scan is a call of its own, whose numbers can be read."""
     return jax.disable_jit()
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the module as a function. It computes in `dtype`, with variables cast to it."""
+    """Return a context whose value is the module as a function, with its variables cast to `dtype`."""
     with scope(dtype, device_of("cpu")):
         if isinstance(held, HeldLinen):
             module, variables = (
@@ -172,7 +172,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """Return a copy of the array, with `note` called with its gradient later; None if the array gets no gradient."""
+    """Return a copy of the array that later calls `note` with its gradient; None if it gets no gradient."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -197,8 +197,8 @@ def pulled(
     Args:
         held: the module, as `hold` returns it.
         dtype: the dtype that its variables have in this run; None: their own.
-        call: (the module as a function, inputs) -> place -> output.
-        inputs: place -> input. Their gradients are computed.
+        call: (the module as a function, inputs) -> dict place -> output.
+        inputs: place (a path among the arguments) -> input. Their gradients are computed.
         cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
@@ -236,9 +236,9 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """Return the names of the direct parts that hold parameters, and a function that lists `id` of each module inside.
+    """Return the names of the direct submodules with parameters, and a function that lists `id` of each module inside.
 
-    The function is None for linen, which makes modules anew in each call: there only names say what is inside what.
+    The function is None for linen, which makes new modules in each call: there only names say what is inside what.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None

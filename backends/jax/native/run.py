@@ -45,7 +45,7 @@ class JaxSubject(NativeSubject):
         """Return the gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """Return the layer's keyword arguments for the mask. JAX traces NumPy arrays; all other values are static."""
+        """Return name -> keyword argument of the layer, for the mask. Those that are no arrays become static in jit."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:

@@ -40,12 +40,12 @@ def root_of(module: nn.Module) -> nn.Module:
 
 
 def is_lifted(root: nn.Module) -> bool:
-    """Return whether a root is a part of a running model, taken out of it by a lifted transform such as scan."""
+    """Return whether a root module is a submodule of a running model, made a root by a lifted transform like scan."""
     return bool(root.path) and bool(_running)
 
 
 def place_of(module: nn.Module) -> Path:
-    """Return the path of a module in its model. In a scan over stacked parameters, it has the number of the turn."""
+    """Return the path of a module in its model; in a scan over stacked parameters, with the number of the iteration."""
     root = root_of(module)
     around = next((one for one in reversed(_running) if one.root is root), None)
     return module.path if around is None else (*around.place, *module.path[len(root.path) :])

@@ -27,9 +27,9 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Have `handle` take each call of `jax.nn.dot_product_attention` while the target runs.
+    """Return a context in which `handle` takes each call of `jax.nn.dot_product_attention` while the target runs.
 
-    A call is reported as one of the innermost Flax module that is running.
+    A call belongs to the innermost Flax module that is running.
     """
     names = {}
     if isinstance(target, nnx.Module):

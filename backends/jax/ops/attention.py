@@ -45,7 +45,7 @@ def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
 
 
 def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
-    """Return the parts that `after_past` joins: the past and the new. One part with `join`, or without a past."""
+    """Return the arrays that `after_past` joins, (past, new); with `join`, or without a past, one array."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

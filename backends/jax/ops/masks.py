@@ -25,11 +25,11 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 
 
 class Mask(struct.PyTreeNode):
-    """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
+    """The mask of a call, or of a `Block` of one, in JAX. A field is None if the call has no such argument.
 
-    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree. first,
-    stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff first <= j <
-    stop. `first` is None where it is 0 for all.
+    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree.
+    first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff
+        first <= j < stop. `first` is None if it is 0 everywhere.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -51,11 +51,11 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """Return the call with arrays of JAX in place of lists, numbers and NumPy's arrays.
 
     Lengths and positions stay in NumPy until `build_mask` and `rotary_tables` have checked them, because JAX might
-    narrow them. Arrays that `check_call` refuses, or that JAX would narrow, stay as they are, too.
+    narrow them. Arrays that `check_call` refuses, or that JAX would narrow, are not converted either.
 
     Args:
         call: as it was given.
-        layer: not used: JAX itself moves new arrays to the device of the layer's parameters.
+        layer: unused, since JAX itself moves new arrays to the device of the layer's parameters.
     """
     call = call.map(_as_placed)
     mask = call.mask
@@ -106,7 +106,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -131,7 +131,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without its padding, which only whole calls need. Block None: the mask as it is."""
+    """Return the mask of a block, without padding, which only whole calls need; if `block` is None, the mask itself."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -165,7 +165,7 @@ def cut(array: Array, block: Block) -> Array:
 
 
 def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
-    """Return the part of an array (..., Lk) or (..., 1) that belongs to the `key_len` keys from `start` on."""
+    """Return the slice of an array (..., Lk), or the array (..., 1) itself, for the `key_len` keys from `start` on."""
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 

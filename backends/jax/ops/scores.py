@@ -59,7 +59,7 @@ class AdditiveScore(nn.Module):
         return additive_score(self.query(queries), self.key(keys), self.vector, precision=self.precision)
 
     def operands(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-        """Return A q (B, H, Lq, S), and the parts of C k (B, G, Lk, S), computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and C k (B, G, L, S) for each array of keys, computed once for all blocks."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:

@@ -47,8 +47,8 @@ _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_sl
 class Floats(NamedTuple):
     """The arrays of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
 
-    queries: the one array (B, H, Lq, d).
-    keys, values: one or two parts (the past, the new ones), (B, G, L, d) and (B, G, L, dv).
+    queries: one array (B, H, Lq, d).
+    keys, values: one array, or two (the past and the new ones): (B, G, L, d) and (B, G, L, dv).
     vector: the vector of the additive score; empty for a dot product.
     bias: the bias of the mask; empty without one.
     """
@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return the items of a list as Floats whose tuples are as long as these: the inverse of `in_a_row`."""
+        """Return the items of a list as Floats with tuples as long as in this one: the inverse of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -83,13 +83,13 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be in two
-            parts, the past and the new ones.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be two arrays
+            each, the past and the new ones.
         score: how the operands are scored.
         mask: the mask of the call.
         dropout: the rate of dropout; it acts only in training.
         training: whether this is training.
-        query_block: how many queries to compute at once. None: as many as `BUDGET` says.
+        query_block: how many queries to compute at once. None: as many as fit in `BUDGET` bytes.
     """
     queries, keys, values = operands
     if any(x.size == 0 for x in (queries, *keys, *values)):
@@ -147,7 +147,7 @@ def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
 
 
 class Rules(NamedTuple):
-    """The mask, score function and dropout of a call. `of` makes those of a block from them.
+    """The mask, score function and dropout of a call. Its method `of` returns those of one block.
 
     dropout: the rate of dropout; 0 outside training.
     seed: the seed of dropout's random numbers; None if it draws none.

@@ -36,7 +36,7 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of a block's queries, keys, values and scores; keys and values have one for each of their parts.
+    """The gradients of a block's queries, keys, values and scores; for keys and values, of each of their arrays.
 
     scores: the gradient of the scores. Summed over the axes along which the bias is broadcast, it is the bias's.
     vector: the gradient of the additive score's vector; None for a dot product.
@@ -59,7 +59,7 @@ class Exclusion:
     open: (rows, keys), 1 where a key is open, else 0; either this or `stop` is given.
     start: all keys before this one are open in every row.
     empty: whether some row may have no open key.
-    fillings: the constant arrays, with the shape of `open`, that `fill` has made so far.
+    fillings: a cache of the constant arrays, with the shape of `open`, that `fill` needs.
     """
 
     stop: Array | None = None

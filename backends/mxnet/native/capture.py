@@ -40,7 +40,7 @@ from_native = native.from_native
 
 
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct parts with parameters, and a function that lists `id` of this block and all in it."""
+    """Return the names of direct children with parameters, and a function that lists the ids of all blocks."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
@@ -77,8 +77,7 @@ def watch(
     What `seen` returns takes the place of the output, unless it is None. If there is `begun`, a call starts with
     begun(name, block, arguments as they are given).
 
-    Gluon's own hooks do not see keywords. So each chosen block is given a `forward` of its own in the context, in place
-    of the one of its class.
+    Gluon's own hooks do not get keyword arguments. So in the context, each chosen block has a `forward` of its own.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:

@@ -27,7 +27,7 @@ OPERATORS = mx.nd.contrib
 
 
 def legacy(function: Function) -> Function:
-    """Return a function that runs this one with the semantics of `mx.nd`, whatever the caller has set."""
+    """Return a function that calls this one with the semantics of `mx.nd`, whatever the caller has set."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def dense(units: int, in_units: int, use_bias: bool) -> mx.gluon.nn.Dense:
 class DenseAttention(mx.gluon.Block):
     """Four Dense projections of any widths, with GluonNLP's softmax: masked scores are -1e18, masked weights 0.
 
-    It keeps the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
+    It stores the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def to_native(
         layout: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
             and "mxnet-encdec" for the interleaved operators.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
-        ctx: where the parameters live. Default: the current context.
+        ctx: the context of the parameters. Default: the current context.
 
     Raises:
         SpecError: such a layer can't hold these weights, or no layer here has this layout.
@@ -82,8 +82,8 @@ def from_native(
         layer: a block whose parameters have the names of a layout, such as W_q.weight.
         layout: one of LAYOUTS. Default: the one whose names the parameters have.
         num_heads: H. Default: the layer's own `num_heads`.
-        probe: whether to check, by a few small calls in its own dtype, that the block computes what its weights say;
-            the names of its parameters prove little. Hooks run too. The block is left as it was.
+        probe: whether to check, by a few small calls in its own dtype, that the block computes what its weights say,
+            since the names of parameters prove little. Hooks run too. The block is left as it was.
 
     Raises:
         SpecError: the parameters fit no layout, have no size yet, or are not finite; the number of heads is not known;

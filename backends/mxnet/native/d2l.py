@@ -36,7 +36,7 @@ def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> m
 class D2lMultiHeadAttention(mx.gluon.Block):
     """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
 
-    It keeps the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
+    It stores the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
 
     >>> layer = D2lMultiHeadAttention(100, 5, 0.5)
     >>> layer.initialize()

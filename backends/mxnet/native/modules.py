@@ -15,7 +15,7 @@ from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
-    """Return an object that keeps a block beyond its call: here the block itself."""
+    """Return what must be stored to call the block again later: here the block itself."""
     return block
 
 
@@ -35,13 +35,13 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
     return module is held
 
 
 @contextmanager
 def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the block as a function; its parameters are cast to `dtype` until the context ends.
+    """Return a context whose value is the block as a function; in it, the parameters are cast to `dtype`.
 
     The function takes keywords too, which Gluon's blocks do not.
     """
@@ -100,12 +100,12 @@ class _Joined(mx.autograd.Function):
 
 
 def tapped(value: Any, note: Callable[[Any], None]) -> Any:
-    """Return a copy of the array, with `note` called with its gradient later; None if autograd does not record."""
+    """Return a copy of the array that later calls `note` with its gradient; None if autograd does not record."""
     return _Tap(note)(value) if mx.autograd.is_recording() else None
 
 
 def settle() -> None:
-    """Wait for what runs in MXNet's own threads, such as the backward pass of `tapped`."""
+    """Wait until MXNet's own threads have finished, for example with the backward pass of `tapped`."""
     mx.nd.waitall()
 
 
@@ -121,8 +121,8 @@ def pulled(
     Args:
         held: the block.
         dtype: the dtype that its parameters have in this run; None: their own.
-        call: (the block as a function, inputs) -> place -> output.
-        inputs: place -> input. Their gradients are computed.
+        call: (the block as a function, inputs) -> dict place -> output.
+        inputs: place (a path among the arguments) -> input. Their gradients are computed.
         cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:

@@ -52,7 +52,7 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """Return stage -> array, in the definition's shape, for the other stages that the layer keeps of a call."""
+        """Return stage -> array, in the definition's shape, for the other stages of the call that the layer stored."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -107,9 +107,9 @@ def _allowed(config: AttentionConfig, inputs: AttentionInputs) -> NDArray[np.boo
 
 
 class FoldedSubject(GluonSubject):
-    """A base of subjects whose layer keeps its stages, with the heads folded into the batch.
+    """A base of subjects whose layer stores its stages, with the heads folded into the batch.
 
-    Keys and values are not compared: such a layer does not replace padding by 0, which does not matter as long as
+    Keys and values are not compared, since such a layer does not replace padding by 0. That does no harm as long as
     padding reaches no other stage.
     """
 

@@ -49,7 +49,7 @@ def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return the parts that `after_past` joins: the past and the new. One part with `join`, or without a past."""
+    """Return the arrays that `after_past` joins, (past, new); with `join`, or without a past, one array."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

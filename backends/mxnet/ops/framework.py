@@ -27,7 +27,7 @@ def numpy_version() -> str:
 
 
 def has_distutils() -> bool:
-    """Return whether distutils can be imported. Python 3.12 has none, but setuptools brings it back."""
+    """Return whether distutils can be imported: Python 3.12 has none, but setuptools may provide it."""
     return sys.version_info < (3, 12) or importlib.util.find_spec("distutils") is not None
 
 
@@ -148,10 +148,10 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
 
 @mx.util.use_np
 def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
-    """Return `x` where `condition` holds, else a constant. The gradient is selected too: it is 0 elsewhere.
+    """Return `x` where `condition` holds, else the constant `otherwise`. The gradient is 0 where it does not hold.
 
     The constant is made an array: with a Python number, the gradient of `where` would be multiplied by the condition,
-    and 0 * NaN is NaN. Arrays without elements do not come to `where`, which would end the process.
+    and 0 * NaN is NaN. Arrays without elements are not passed to `where`, which would end the process.
     """
     if x.size == 0:
         return x
@@ -175,7 +175,7 @@ def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 class Dense(mx.gluon.nn.Dense):
-    """A Dense that gives an input without elements a gradient of zeros: in float32, Gluon's Dense gives it none."""
+    """A Dense with a gradient (of zeros) for an input without elements too, which Gluon's Dense lacks in float32."""
 
     def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
         if x.size:

@@ -32,13 +32,13 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, on its device. A field is None where the call has no such source.
+    """The mask of a call, or of a `Block` of one, on its device. A field is None if the call has no such argument.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     shape: (B, H, Lq, Lk), the shape of all scores, or of those in the block.
     ctx: the context where its arrays are.
-    reach: the keys that valid_lens, causal and window leave to each query, in NumPy; None also if they leave all.
+    reach: the keys that valid_lens, causal and window allow each query, in NumPy; None also if they allow all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -61,7 +61,7 @@ def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
     """Return the call with MXNet arrays, in one context, in place of lists, numbers and NumPy's arrays.
 
     The context is that of the call's first MXNet array, else of the layer's parameters. The mask's integers stay in
-    NumPy if they are there, because `build_mask` needs them so. What `check_call` refuses stays as it is, too.
+    NumPy if they are there, because `build_mask` needs them so. Arguments that `check_call` refuses are not converted.
     """
     ctx = context_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_mxnet(array, ctx))
@@ -107,7 +107,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -130,7 +130,7 @@ def additive_bias(mask: Mask) -> mx.np.ndarray | None:
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without a `reach` that allows all its keys. Block None: the mask as it is."""
+    """Return the mask of a block, with `reach` None if it allows all keys; if `block` is None, the mask itself."""
     if block is None:
         return mask
     within = mask.reach

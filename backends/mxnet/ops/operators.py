@@ -83,7 +83,7 @@ def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """Return an array to write into. Its memory is allocated when it is written; `mx.np.empty` allocates at once.
+    """Return an array of the same shape, whose memory is allocated when it is written; `mx.np.empty` does it at once.
 
     This matters because Python may queue the operators of many blocks before the first one runs.
     """

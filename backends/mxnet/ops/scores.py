@@ -60,7 +60,7 @@ class AdditiveScore(mx.gluon.Block):
     def operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...]
     ) -> tuple[mx.np.ndarray, tuple[mx.np.ndarray, ...]]:
-        """Return A q (B, H, Lq, S), and the parts of C k (B, G, Lk, S), computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and C k (B, G, L, S) for each array of keys, computed once for all blocks."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:

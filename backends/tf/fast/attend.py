@@ -37,10 +37,10 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), as the stages compute them, but without any array of (B, H, Lq, Lk).
 
     Args:
-        operands: queries, and keys and values in one part or two.
+        operands: queries (B, H, Lq, d), and keys and values, each as one array or two (the past and the new ones).
         score, mask: the score function and the mask of the call.
-        dropout, training: the layer that drops weights, and whether it does.
-        query_block: how many queries a block has. None: as many as are fastest.
+        dropout, training: the dropout layer, and whether this is training, where it acts.
+        query_block: how many queries a block has. None: the fastest number.
     """
     seed = _seed(mask, dropout, training)
     if len(operands.keys) > 1 and operands.queries.shape[2] == 1 and mask.keep is None and seed is None:

@@ -30,8 +30,8 @@ Rows = tuple[tf.Tensor, ...]
 class Blocks(NamedTuple):
     """A division of queries into `count` blocks of `size` and one of the `rest`: tensors if unknown while tracing.
 
-    bands: the number of loops over blocks, one after the other, each with only the keys that its queries need; 0 for no
-        loop if the number of blocks is known.
+    bands: the number of loops over blocks, one after the other, each with only the keys that its queries need; 0: the
+        blocks are unrolled if there are few and their number is known, else there is one loop.
     """
 
     size: Any
@@ -79,14 +79,14 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a call: a span of items and one of key heads (None: all), and its blocks of queries."""
+    """A chunk of a call: a Span of items and one of key heads (None: all), and its blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None
     blocks: Blocks
 
     def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
-        """Return the part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
+        """Return the slice of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
         block = self.block(group)
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
@@ -99,7 +99,7 @@ class Chunk(NamedTuple):
         return Chunk(items, kv_heads, self.blocks)
 
     def written_out(self) -> Chunk:
-        """Return the same chunk without a loop over blocks, if their number is known."""
+        """Return the same chunk with `bands` 0: its blocks are unrolled if their number is known."""
         return self._replace(blocks=self.blocks._replace(bands=0))
 
     @property
@@ -109,12 +109,12 @@ class Chunk(NamedTuple):
         return items, kv_heads
 
     def block(self, group: int) -> Part:
-        """Return the chunk as a part of all scores, where `group` query heads read one key head."""
+        """Return the chunk's slices of all scores (B, H, Lq, Lk), where `group` query heads read one key head."""
         return Block(self.items, None if self.kv_heads is None else self.kv_heads.times(group), None, None)
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """Return a context whose operations wait for these blocks in a graph; eager code runs in order anyway."""
+    """Return a context whose operations wait for those of these blocks, in a graph; eager code runs in order anyway."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 
@@ -126,9 +126,9 @@ def chunks_of(
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
-        mask: the mask of the call, with its bias as it goes into the blocks.
-        bytes_per_score: the bytes held for one score.
-        block: how many queries a block has. None: as many as the budget has room for.
+        mask: the mask of the call, with the bias that the blocks use.
+        bytes_per_score: the bytes of memory for one score.
+        block: how many queries a block has. None: as many as fit in the memory budget.
     """
     batch, num_heads, query_len, _ = shape_of(queries)
     kv_heads, key_len = shape_of(keys)[1:3]
@@ -159,12 +159,11 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """Return one array from the arrays of all chunks, put side by side, or added along axes of size 1.
+    """Return one array from the arrays of all chunks, concatenated, or added where an axis has size 1.
 
     Args:
         parts: a list for each span of items; each list has an array for each span of key heads.
-        shape: the shape of the whole array, (B or 1, heads or 1, ...). All chunks share an axis of size 1: they are
-            added along it.
+        shape: the shape of the whole array, (B or 1, heads or 1, ...). Chunks that share an axis of size 1 are added.
     """
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
@@ -203,7 +202,7 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
 
 
 def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Return the parts one after the other on this axis."""
+    """Return the arrays joined along this axis."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

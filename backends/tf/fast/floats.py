@@ -40,13 +40,13 @@ class Floats(NamedTuple):
         return Floats(*(None if x is None else next(rest) for x in self))
 
     def of_chunk(self, chunk: Chunk) -> Floats:
-        """Return the parts of these tensors that belong to a chunk of items and heads."""
+        """Return the slices of these tensors that belong to a chunk of items and heads."""
         bias = None if self.bias is None else chunk.of(self.bias, self.group)
         keys, values = chunk.of(self.keys), chunk.of(self.values)
         return Floats(chunk.of(self.queries, self.group), keys, values, self.vector, bias)
 
     def of_block(self, block: Part) -> Floats:
-        """Return the parts of these tensors for a block: its queries, and the keys they reach; all items and heads."""
+        """Return the slices of these tensors for a block: its queries, and the keys they reach; all items and heads."""
         bias = None if self.bias is None else cut_source(cut_source(self.bias, 2, block.queries), 3, block.keys)
         keys, values = cut(self.keys, 2, block.keys), cut(self.values, 2, block.keys)
         return Floats(cut(self.queries, 2, block.queries), keys, values, self.vector, bias)
@@ -55,7 +55,7 @@ class Floats(NamedTuple):
 class Rows(NamedTuple):
     """The results of the forward pass, one row for each query.
 
-    heads: (B, H, Lq, dv). marks: (B, H, Lq, 1), NaN for the rows whose weights are NaN, 0 for the others.
+    heads: (B, H, Lq, dv). marks: (B, H, Lq, 1), NaN for rows with NaN weights, 0 for all others.
     """
 
     heads: tf.Tensor

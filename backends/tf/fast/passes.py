@@ -22,7 +22,7 @@ from mha_core.call.blocks import Block
 
 
 class Dropping(NamedTuple):
-    """Dropout of a call: its rate, and the seed of its random numbers; None if the call draws none."""
+    """Dropout of a call: its `rate`, and the `seed` of its random numbers, which is None if the call draws none."""
 
     rate: float
     seed: tf.Tensor | None
@@ -36,7 +36,7 @@ class Dropping(NamedTuple):
         return Dropping(self.rate, seed)
 
     def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
-        """Return the factor of dropout on the weights of these queries, the same in every call; None for 1."""
+        """Return the factor of dropout on the weights of these queries, the same each time; None for a factor of 1."""
         if mask.keep is not None:
             kept = mask.keep
         elif self.seed is not None:
@@ -49,7 +49,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward pass of one call. They take its `Floats`, which have the bias; the mask has none."""
+    """The forward and backward pass of one call. They take its Floats, with the bias; the bias of the mask is None."""
 
     score: Score
     mask: Mask
@@ -57,7 +57,7 @@ class Passes:
     chunks: list[list[Chunk]]
 
     def written_out(self) -> Passes:
-        """Return the same passes without loops over blocks, if the number of blocks is known."""
+        """Return the same passes with unrolled blocks; if their number is unknown or large, one loop stays."""
         return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
 
     def forward(self, floats: Floats) -> Rows:

@@ -14,7 +14,7 @@ from backends.tf.ops.heads import fold_groups, unfold_groups
 
 
 def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
-    """(B, H, n, m): the scores before the bias, capped. No keys are repeated for the query heads that share them."""
+    """(B, H, n, m): the scores before the bias, with the softcap. Keys are not repeated for query heads of a group."""
     folded = fold_groups(queries, keys.shape[1])
     if score.vector is None:
         scores = dot_score(folded, keys, score.scale)

@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of a layer's direct parts with weights, and a function that gives the ids of all its layers."""
+    """Return the names of direct sublayers with weights, and a function that gives the ids of all layers inside."""
     kinds = (keras.Layer, keras.Variable, tf.Variable)
     parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
     return parts, lambda: [id(part) for part in layers_in(layer)]
@@ -111,7 +111,7 @@ def watch(
     What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, layer,
     arguments as they are given).
 
-    Keras has no hooks: in the context, each chosen layer has a `call` of its own in place of its class's.
+    Keras has no hooks: in the context, each chosen layer has its own `call` in place of that of its class.
     """
     chosen: dict[int, tuple[str, Any]] = {}
     inside: set[int] = set()

@@ -51,7 +51,7 @@ def to_native(
         layout: "keras" for keras.layers.MultiHeadAttention, "keras-gqa" for
             keras.layers.GroupQueryAttention, "d2l-tf" for d2l.ai's layer.
         dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
-        options: what else the layer takes, such as `sliding_window` and `name`.
+        options: further arguments of the layer's constructor, such as `sliding_window` and `name`.
 
     Raises:
         SpecError: such a layer can't hold these weights, or no layer here has this layout.

@@ -102,8 +102,8 @@ def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
 def as_found(layer: keras.Layer) -> Iterator[None]:
     """Return a context in which no tape records; afterwards the layer's state is put back.
 
-    That is the state of its random seeds and other variables that are not trained, the tensors that it and its parts
-    keep (weights of the last call), and their losses.
+    That is the state of its random seeds and other variables that are not trained, the tensors that it and its
+    sublayers store (weights of the last call), and their losses.
     """
     parts = list(layer._flatten_layers(include_self=True, recursive=True))
     kept = [(part, {name: value for name, value in vars(part).items() if _is_kept(value)}) for part in parts]

@@ -23,7 +23,7 @@ def layers_in(target: Any) -> list[keras.Layer]:
 
 
 def hold(layer: Any) -> Any:
-    """Return an object that keeps a layer beyond its call: here the layer itself."""
+    """Return what must be stored to call the layer again later: here the layer itself."""
     return layer
 
 
@@ -49,18 +49,18 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Return False: Keras says in the call whether a layer draws random numbers, and `capture` looks there."""
+    """Return False: in Keras only the call's argument `training` decides that, and `capture` reads it."""
     return False
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
     return module is held
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the layer with its variables and policy in `dtype`, which are put back afterwards."""
+    """Return a context whose value is the layer, with variables and policy in `dtype`; they are restored afterwards."""
     layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
     variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
     policy = keras.dtype_policies.DTypePolicy(dtype)
@@ -79,13 +79,13 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
-    """Return the array as a tensor; floating-point numbers in `dtype`."""
+    """Return the array as a tensor; floating-point numbers are cast to `dtype`, unless it is None."""
     tensor = tf.constant(array)
     return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """Return a copy of the tensor that calls `note` with its gradient."""
+    """Return a copy of the tensor that later calls `note` with its gradient."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:
@@ -113,8 +113,8 @@ def pulled(
     Args:
         held: the layer.
         dtype: the dtype that its variables have in this run; None: their own.
-        call: (the layer as a function, inputs) -> place -> output.
-        inputs: place -> input. Their gradients are computed.
+        call: (the layer as a function, inputs) -> dict place -> output.
+        inputs: place (a path among the arguments) -> input. Their gradients are computed.
         cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:

@@ -25,10 +25,10 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` takes each call of `keras.ops.dot_product_attention` while the target runs,
-    and of a layer's own `_compute_attention`, as in KerasHub; calls inside that one are not taken.
+    """Return a context in which `handle` takes each call of Keras's attention function while the target runs.
 
-    A call belongs to the innermost layer that is running.
+    These are calls of `keras.ops.dot_product_attention`, and of a layer's own `_compute_attention` as in KerasHub;
+    calls inside the latter are not taken. A call is reported as one of the innermost running layer.
     """
     inside: list[str] = []
 

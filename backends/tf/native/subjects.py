@@ -133,7 +133,7 @@ class _LayerSubject(TfSubject):
 class MultiHeadAttentionSubject(_LayerSubject):
     """A subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
 
-    With a dropout rate, even outside training, the layer runs its own softmax instead.
+    A layer with a dropout rate runs its own softmax instead, even outside training.
 
     Attributes:
         scores: the argument `return_attention_scores`; if True, the layer runs a softmax of its own.
@@ -249,7 +249,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """A subject: d2l.ai's layer. Its only mask is valid_lens: (B,), or (B, Lq) for any mask that is lengths."""
+    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

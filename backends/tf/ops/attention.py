@@ -43,7 +43,7 @@ def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def parts_of(past: tf.Tensor | None, new: tf.Tensor, mask: Mask, *, join: bool) -> tuple[tf.Tensor, ...]:
-    """Return the parts that `after_past` joins: the past and the new. One part with `join`, or without a past."""
+    """Return the arrays that `after_past` joins, (past, new); with `join`, or without a past, one array."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

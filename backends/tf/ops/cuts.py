@@ -30,7 +30,7 @@ class Span(NamedTuple):
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
-        """Return its elements as a slice."""
+        """Return the span as a slice."""
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:
@@ -51,7 +51,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
 
 
 def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the part of an array in this span of an axis; an axis of size 1, which broadcasts, stays as it is."""
+    """Return the slice of an array in this span of an axis; an axis of size 1, which broadcasts, is not cut."""
     if source.shape[axis] == 1:
         return source
     if span is not None and source.shape[axis] is None:

@@ -152,10 +152,10 @@ def is_traced_for_xla() -> bool:
 
 @contextmanager
 def spec_errors_kept() -> Iterator[None]:
-    """Return a context that a SpecError leaves unchanged.
+    """Return a context in which a SpecError stays as it was raised.
 
-    It marks a SpecError for two readers: otherwise Keras would add the call's arguments to the text, and AutoGraph,
-    which traces a `tf.function`, would raise a StagingError instead.
+    Otherwise Keras would add the call's arguments to its text, and AutoGraph, which traces a `tf.function`, would raise
+    a StagingError instead.
     """
     try:
         yield
@@ -181,8 +181,8 @@ def full_precision() -> Iterator[None]:
 def random_state_kept(salt: int) -> Iterator[None]:
     """Return a context in which making layers does not change Python's random state, which seeds Keras.
 
-    The seeds follow from that state (`keras.utils.set_random_seed`) and from `salt`: without it, two layers would drop
-    out alike, because neither changes the state.
+    The layers' seeds follow from that state (`keras.utils.set_random_seed`) and from `salt`: without a salt, two layers
+    would drop the same weights, because neither changes the state.
     """
     state = random.getstate()
     random.seed(random.getrandbits(64) ^ salt)

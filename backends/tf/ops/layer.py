@@ -69,7 +69,7 @@ class AttentionLayer(keras.Layer):
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of an `AttentionConfig`, and all others, which Keras takes or refuses."""
+    """Return two dicts: the keywords of an `AttentionConfig`, and all others, which Keras takes or refuses."""
     of_config = {field.name: options[field.name] for field in fields(AttentionConfig) if field.name in options}
     return of_config, {name: value for name, value in options.items() if name not in of_config}
 

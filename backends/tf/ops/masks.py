@@ -24,14 +24,14 @@ Part = Block[Span | None]
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, as tensors. A field is None where the call has no such source.
+    """The mask of a call, or of a `Block` of one, as tensors. A field is None if the call has no such argument.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff
         first <= j < stop.
-    reach: bounds on first and stop in NumPy, as far as tracing knows them: no query reaches further.
+    reach: bounds on first and stop in NumPy, as far as they are known while tracing: no query reaches further.
     is_exact: whether `reach` equals first and stop.
     allowed, bias: as they were given, with four axes that broadcast to (B, H, Lq, Lk); -inf in a bias excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -53,7 +53,7 @@ class Mask(NamedTuple):
 
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
-    """Return the call with tensors for lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
+    """Return the call with tensors for lists, numbers and NumPy's arrays, except those that `check_call` refuses.
 
     `layer` is not used: TensorFlow itself copies tensors to the device that needs them.
     """
@@ -116,7 +116,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):

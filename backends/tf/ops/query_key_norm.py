@@ -26,7 +26,7 @@ class HeadNorm(keras.Layer):
     Args:
         settings: the layer's query-key norm.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
-        **kwargs: the keywords of every Keras layer. `dtype` is that of the parameters alone; no policy casts them.
+        **kwargs: the keywords of every Keras layer. `dtype` is the parameters' dtype only; no policy casts them.
     """
 
     def __init__(self, settings: QueryKeyNorm, size: int | None, **kwargs: Any) -> None:

@@ -24,9 +24,9 @@ FEW_QUERIES = 32
 
 
 def attend_at_once(operands: Operands[Tensor], score: Score, mask: Mask, dropout: float, training: bool) -> Tensor:
-    """Return heads (B, H, Lq, dv), without joining past and new keys and values: each part is scored and summed apart.
+    """Return heads (B, H, Lq, dv), without joining past and new keys and values: each is scored and summed by itself.
 
-    The query heads of a group count as more queries of their key head, so no keys are repeated for them.
+    The query heads of a group are treated as more queries of their key head, so that no keys are repeated.
     """
     queries, keys, values = operands
     num_heads, num_groups = queries.shape[1], keys[0].shape[1]

@@ -75,13 +75,13 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in several
-            parts where joining costs more, as in a step of decoding.
+        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each as one array, or as several
+            where joining costs more, as in a step of decoding.
         score: how the operands are scored.
         mask: the mask of the call.
         dropout: the rate; it acts in training alone.
         training: whether this is training.
-        query_block: how many queries to compute at once. None: the fused kernel, or as many as fit the budget.
+        query_block: how many queries to compute at once. None: the fused kernel, or as many as fit in the budget.
     """
     if len(operands.keys) > 1:
         return attend_at_once(operands, score, mask, dropout, training)

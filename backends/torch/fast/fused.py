@@ -25,7 +25,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether the fused kernel follows the definition for this call, and holds no scores. `rate`: of dropout."""
+    """Return whether the fused kernel follows the definition in this call, and stores no scores. `rate`: of dropout."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):
@@ -37,7 +37,7 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Return whether the fused kernel follows the definition for blocks of this call, each with its own mask.
 
-    False while a program is compiled, which would hold a call of the kernel for each block.
+    It is False while a program is compiled, which would contain a call of the kernel for each block.
     """
     if mask.reach is None or mask.allowed is not None or mask.bias is not None:
         return False

@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of a module's direct parts with parameters, and a function that gives all its modules' ids."""
+    """Return the names of direct submodules with parameters, and a function that gives the ids of all inside."""
     parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
     parts += [name for name, parameter in module._parameters.items() if parameter is not None]
     return parts, lambda: [id(part) for part in module.modules()]

@@ -41,9 +41,9 @@ def to_native(
             switch for all biases gets zeros for those that the config does not have.
         layout: "torch" for torch.nn.MultiheadAttention, which is given kdim and vdim where the config's
             widths need them ("torch-separate" is the same layer); "d2l-torch" for d2l.ai's layer.
-        device: where the parameters live.
+        device: the device of the parameters.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
-        options: what else the layer takes, such as `batch_first` (here True unless given).
+        options: further arguments of the layer's constructor, such as `batch_first` (here True unless given).
 
     Raises:
         SpecError: such a layer can't hold these weights, or no layer here has this layout.
@@ -72,7 +72,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
     sizes, the config has `num_heads` and `dropout`.
 
     Args:
-        layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode, dtype and place.
+        layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode and dtype, on any device.
         probe: whether to check, by a few small calls in its own dtype, that the layer computes what its weights say. A
             subclass, a hook or an adapter (LoRA) can change that. Hooks run too. The layer is left as it was.
 

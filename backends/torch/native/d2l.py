@@ -31,7 +31,7 @@ def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
 
 
 class D2lDotProductAttention(nn.Module):
-    """Scaled dot-product attention over a batch that the heads are folded into; it keeps its last weights.
+    """Scaled dot-product attention over a batch that the heads are folded into; it stores the weights of its last call.
 
     >>> D2lDotProductAttention(0.0)(torch.ones(1, 2, 3), torch.ones(1, 4, 3), torch.ones(1, 4, 5)).shape
     torch.Size([1, 2, 5])

@@ -16,7 +16,7 @@ from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
-    """Return an object that keeps a module alive beyond its call: here the module itself."""
+    """Return what must be stored to call the module again later: here the module itself."""
     return module
 
 
@@ -37,13 +37,13 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
     return module is held
 
 
 @contextmanager
 def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the module with parameters and buffers in `dtype`, which are put back afterwards."""
+    """Return a context whose value is the module, with parameters and buffers in `dtype` until the context ends."""
     own = [*held.parameters(), *held.buffers()]
     before = [(tensor, tensor.data) for tensor in own if tensor.is_floating_point()]
     try:
@@ -60,8 +60,8 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
     """Return a context like `computing` that casts a parameter only while something uses it.
 
-    A module that keeps its parameters elsewhere too, as nn.LSTM does, sees them uncast: it may raise, and they get
-    no gradient.
+    A module with other references to its parameters, as nn.LSTM has, uses them uncast: it may raise, and they get no
+    gradient.
     """
     wanted = TORCH_DTYPES[dtype]
     alive: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
@@ -119,9 +119,9 @@ def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
 
 
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
-    """Return a view of the tensor that calls `note` with its gradient; None if the tensor gets no gradient.
+    """Return a view of the tensor that later calls `note` with its gradient; None if the tensor gets no gradient.
 
-    Thanks to the view, the gradient leaves out what the module itself does with its output.
+    Since it is a view, the gradient does not include what the module itself does with its output.
     """
     if not value.requires_grad:
         return None
@@ -146,8 +146,8 @@ def pulled(
     Args:
         held: the module.
         dtype: the dtype that its parameters have in this run; None: their own.
-        call: (the module as a function, inputs) -> place -> output.
-        inputs: place -> input. Their gradients are computed.
+        call: (the module as a function, inputs) -> dict place -> output.
+        inputs: place (a path among the arguments) -> input. Their gradients are computed.
         cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run, torch.enable_grad():

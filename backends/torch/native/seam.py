@@ -35,7 +35,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def intercept_attention(target: nn.Module, handle: Handle) -> Iterator[None]:
     """Return a context in which `handle` takes each call of `scaled_dot_product_attention` inside the target.
 
-    A call inside `as_a_part` is not taken. A call belongs to the innermost module of the target that is running.
+    Calls inside `as_a_part` are not taken. A call is reported as one of the innermost running module of the target.
     """
     names = {id(module): name for name, module in target.named_modules()}
     mode = _Mode(names, handle)
@@ -89,7 +89,7 @@ _parts: list[None] = []
 
 @contextmanager
 def as_a_part() -> Iterator[None]:
-    """Return a context for the calls inside an attention function that is itself intercepted: they are not taken."""
+    """Return a context for calls inside an attention function that is itself intercepted; they are not taken again."""
     _parts.append(None)
     try:
         yield
@@ -98,7 +98,7 @@ def as_a_part() -> Iterator[None]:
 
 
 def to_output(array: NDArray, query: Tensor) -> Tensor:
-    """Return an output (B, H, Lq, dv) as a tensor like the queries. SpecError where gradients are asked for."""
+    """Return an output (B, H, Lq, dv) as a tensor like the queries. SpecError if gradients are needed."""
     if torch.is_grad_enabled() and query.requires_grad:
         raise SpecError("another backend's attention has no gradients in PyTorch; run the model under torch.no_grad()")
     return torch.from_numpy(np.array(array)).to(device=query.device, dtype=query.dtype)

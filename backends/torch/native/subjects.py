@@ -139,7 +139,7 @@ class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """A subject: the layer in train() mode without dropout, whose random choices no keep-mask could follow."""
+    """A subject: the layer in train() mode without dropout, since it has no argument for a keep-mask."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True

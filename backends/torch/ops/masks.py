@@ -24,7 +24,7 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, on its device. A field is None where the call has no such source.
+    """The mask of a call, or of a `Block` of one, on its device. A field is None if the call has no such argument.
 
     key_len: Lk, of the past and the new keys. first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal
     and window allow key j iff first <= j < stop.
@@ -33,7 +33,7 @@ class Mask(NamedTuple):
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
         past, that no query can attend to.
-    reach: the numbers of first and stop in NumPy, even if these are None; None if reading them would wait for a device.
+    reach: first and stop in NumPy, also if these two are None; None if reading them would wait for a device.
     is_diagonal: whether the mask excludes exactly what causal with an offset of 0 does.
     only_padding: whether the mask excludes nothing but padding.
     """
@@ -52,12 +52,12 @@ class Mask(NamedTuple):
 
     @property
     def excludes(self) -> bool:
-        """Return whether it has any source; without one, every query may attend to every key."""
+        """Return whether the mask may exclude a key; if not, every query may attend to every key."""
         return any(source is not None for source in (self.first, self.stop, self.allowed, self.bias))
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return a source of a mask, as a tensor if it is a list or a NumPy array and torch.compile traces; else unchanged.
+    """Return an argument of a mask, as a tensor if torch.compile traces and it is a list or of NumPy; else unchanged.
 
     `AttentionMask` converts lists by functions of NumPy that a compiler can't follow.
 
@@ -76,10 +76,10 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """Return the call with tensors in place of lists, numbers and NumPy's arrays, on the device that computes it.
 
     That is the device of the call's first tensor, else of the layer's parameters. The mask's integers stay where they
-    are, so that `build_mask` can read them without waiting for a device. What `check_call` refuses stays as it is, too.
+    are, so that `build_mask` can read them without waiting. Arguments that `check_call` refuses are not converted.
 
     Raises:
-        SpecError: torch.jit.trace traces.
+        SpecError: torch.jit.trace is tracing.
     """
     if torch.jit.is_tracing():
         raise SpecError(
@@ -141,7 +141,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:

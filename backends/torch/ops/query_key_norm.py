@@ -23,7 +23,7 @@ class HeadNorm(nn.Module):
     Args:
         settings: the layer's query-key norm.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
-        device, dtype: of the parameters.
+        device, dtype: the device and the dtype of the parameters.
     """
 
     def __init__(

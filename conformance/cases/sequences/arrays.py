@@ -32,7 +32,7 @@ def cut(array: NDArray) -> NDArray:
 
 
 def spread(array: NDArray) -> NDArray:
-    """Return an array of this shape that has the numbers of item 0 in all items, by a stride of 0."""
+    """Return an array of this shape that has the numbers of item 0 in all items: its first stride is 0."""
     return np.broadcast_to(array[:1], array.shape)
 
 

@@ -15,7 +15,7 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def far_window(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask with a far window, biases of finfo.min and int32 lengths; some queries of item 1 have no key."""
+    """Return a mask: a far window, biases of finfo.min and int32 lengths; item 1 has queries without a key."""
     lens = np.linspace(90, case.key_len, case.batch).astype(np.int32)
     lens[1] = 52
     bias = rng.normal(size=(case.batch, 1, 1, case.key_len))
@@ -24,7 +24,7 @@ def far_window(rng: Rng, case: Case) -> AttentionMask:
 
 
 def far_window_by_head(rng: Rng, case: Case) -> AttentionMask:
-    """Return a window up to each query's place, `allowed` and a bias by head; some queries of item 1 have no key."""
+    """Return a mask: a window that ends at the query, `allowed` and bias by head; item 1 has queries without a key."""
     lens = np.linspace(90, case.key_len, case.batch).astype(np.int64)
     lens[1] = 67
     bias = rng.normal(size=(case.config.num_heads, case.query_len, case.key_len))

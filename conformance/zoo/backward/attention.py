@@ -32,7 +32,7 @@ def weighted(state: State, gradient: str = "d_weights") -> NDArray:
 
 
 def d_values_by(state: State, kept_weights: NDArray) -> NDArray:
-    """Return the gradient (B, G, Lk, dv) of the values with `kept_weights` (B, H, Lq, Lk) as the weights."""
+    """Return the values' gradient (B, G, Lk, dv), computed with `kept_weights` (B, H, Lq, Lk) as the weights."""
     return sum_kv_groups(kept_weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
 
 

@@ -37,7 +37,7 @@ def keys_of_block() -> int:
 
 
 def in_blocks_of(bug: Bug, size: int) -> Bug:
-    """Return `bug` with blocks of `size` queries and keys; cases with fewer can't show it."""
+    """Return `bug` with blocks of `size` queries and keys; calls with fewer can't show it."""
 
     def sized(step: Step) -> Step:
         def run(state: State) -> Any:
@@ -263,7 +263,7 @@ QUERY_BLOCKS = (
 
 
 def finite(highest: NDArray) -> NDArray:
-    """Return the maximum of a row, with 0 in place of -inf where there is no key: it can be subtracted."""
+    """Return the row maxima with 0 in place of -inf (rows without a key), so that they can be subtracted."""
     return np.where(np.isneginf(highest), 0.0, highest)
 
 

@@ -22,7 +22,7 @@ def _right(state: State, right: Any) -> Any:
 
 
 def projection(name: str, *, x: Change = _right, weight: Change = _right, bias: Change = _right) -> Steps:
-    """Return the step of a projection with changed input, weight or bias; a missing bias is given to `bias` as 0."""
+    """Return name -> step, for a projection with changed input, weight or bias; `bias` gets a missing bias as 0."""
     given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:

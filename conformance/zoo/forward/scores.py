@@ -24,7 +24,7 @@ def is_product(state: State) -> bool:
 
 
 def transposed(mask: NDArray, scores: NDArray) -> NDArray:
-    """Return a mask of any kind with queries and keys exchanged; DoesNotApply unless Lq = Lk."""
+    """Return a mask (..., Lq, Lk), bool or additive, with its last two axes exchanged; DoesNotApply unless Lq = Lk."""
     require(scores.shape[-1] == scores.shape[-2], "a mask can be transposed unnoticed only where Lq = Lk")
     return np.broadcast_to(mask, scores.shape).swapaxes(-1, -2)
 
@@ -45,7 +45,7 @@ def _given(state: State) -> bool:
 
 
 def scaled(scale: Callable[[State], float], where: Callable[[State], bool] = _default) -> Steps:
-    """Return steps with another scale, in the layers for which `where` holds."""
+    """Return name -> step, with another scale in the layers for which `where` holds."""
     return after("similarity", lambda s, right: s["unscaled"] * scale(s), where)
 
 

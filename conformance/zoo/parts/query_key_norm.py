@@ -47,7 +47,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """Return the norm `name` of x by the definition, in a layer that has one, whatever its order."""
+    """Return the norm `name` of x by the definition, in a layer with a norm, before or after the rotation alike."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

@@ -39,7 +39,7 @@ VARIABLES = ("kernel", "bias")
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; arrays are read from the disk when they are asked for."""
+    """Open the file as a Checkpoint; each array is read from the disk when it is loaded."""
     form = "Keras model" if path.name.endswith(".keras") else "Keras weights"
     with ExitStack() as stack:
         with reading(path, form):
@@ -104,7 +104,7 @@ class _Disk(io.FileIO):
 
 
 def path_of(name: str, layout: str) -> str:
-    """Return the path in the file under which Keras keeps a variable.
+    """Return the path in the file at which Keras stores the variable of this name.
 
     >>> path_of("attn/query/kernel", "keras"), path_of("attn/query/bias", "keras-gqa"), path_of("W_q/kernel", "d2l-tf")
     ('attn/query_dense/vars/0', 'attn/_query_dense/vars/1', 'W_q/vars/0')

@@ -32,7 +32,7 @@ NUMBERED = ":0"
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file: variables by their path without the ":0"; arrays are read when they are asked for."""
+    """Open the file: variables by their path without the ":0"; each array is read when it is loaded."""
     with ExitStack() as stack:
         with reading(path, FORM):
             entries = collect(path, _entries(path, stack.enter_context(h5py.File(path, "r"))))

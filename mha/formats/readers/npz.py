@@ -21,7 +21,7 @@ from mha_core.errors import shown
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the archive as a Checkpoint; arrays are read when they are asked for."""
+    """Open the archive as a Checkpoint; each array is read when it is loaded."""
     with ExitStack() as stack:
         with reading(path, "npz"):
             archive = stack.enter_context(open_zip(path))

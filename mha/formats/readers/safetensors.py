@@ -37,7 +37,7 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; arrays are read when they are asked for."""
+    """Open the file as a Checkpoint; each array is read when it is loaded."""
     with reading(path, "safetensors"):
         # First, since it says best what is wrong with a file that is none; but not what is missing of one.
         try:
@@ -61,7 +61,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 def create(
     path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
 ) -> Iterator[Add]:
-    """Return a context that writes a file. Arrays are kept until its end, since the format begins with all names."""
+    """Return a context that writes a file when it ends: arrays stay in memory, since all names come first in it."""
     arrays: dict[str, NDArray] = {}
 
     def add(name: str, array: NDArray) -> None:

@@ -22,7 +22,7 @@ MOST_SHOWN = 4
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open all shards as one Checkpoint; each array is read from its shard when it is asked for."""
+    """Open all shards as one Checkpoint; each array is read from its shard when it is loaded."""
     where = read_index(path)
     with ExitStack() as stack:
         shards = {

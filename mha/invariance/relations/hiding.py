@@ -60,9 +60,9 @@ def _no_padding(known: Known) -> str | None:
 
 
 def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
-    """Return bool (B, L), True at real positions: items have different amounts of padding.
+    """Return bool (B, L), False at padding, of which items have different amounts; the third has none unless `every`.
 
-    The third item has none, unless `every` item is to have some. Padding is on the right, or with `left` on the left.
+    Padding is on the right, or with `left` on the left.
     """
     length = trial.size.length
     padding = np.array(
@@ -79,10 +79,10 @@ def padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
 
 
 def plain_and_padded(trial: Trial, known: Known) -> list[tuple[dict[str, Any], NDArray | None]]:
-    """Return pairs (further arguments of a call, positions that count): one without padding, and one with padding.
+    """Return two pairs (further arguments of a call, positions to compare): without padding, and with padding.
 
-    The positions are bool (B, L); None: all count. Padding is on the right; in a causal model it is on the left, since
-    padding on the right changes nothing there.
+    The positions are bool (B, L); None: all. Padding is on the right; in a causal model on the left, since padding on
+    the right changes nothing there.
     """
     if known.padding is None or trial.size.length < 3:
         return [({}, None)]
@@ -109,7 +109,7 @@ def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
 
 
 def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
-    """Return the sequences with other content (`pad`, if it is given) where `real`, bool (B, L), is False."""
+    """Return name -> sequence, with other content (`pad`, if it is given) where `real`, bool (B, L), is False."""
     batch_axis, length_axis = trial.template.axes
     done: dict[str, Given] = {}
     found = {}
@@ -239,7 +239,7 @@ def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
 
 
 def ones_rows(known: Known) -> list[Relation]:
-    """Return a relation for each mask argument: a mask that hides nothing gives what no mask gives."""
+    """Return a relation for each mask argument: a mask that hides nothing must change nothing."""
     found = []
     for mask in known.masks:
 

@@ -26,10 +26,10 @@ class Known:
         masks: its mask arguments.
         causal: whether it is causal by itself, or says so.
         flag: the name of the argument that makes it causal, or None.
-        cache: how it decodes step by step, or the reason in words why that is not known.
-        pad: the token id that stands in padding; None for any.
+        cache: how it decodes step by step; or, in words, why that is not known.
+        pad: the token id to use in padding; None for any.
         random: whether two equal calls give different outputs.
-        kept: answers to calls that several relations make.
+        kept: a cache of answers to calls that several relations make.
     """
 
     live: Live
@@ -58,7 +58,7 @@ class Known:
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """Return the arguments of a causal call of positions `start` to `stop`, with a cache of those before."""
+        """Return the arguments of a causal call for positions `start` to `stop`, with a cache of those before."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:
@@ -80,7 +80,7 @@ class Pair:
     counted: NDArray | None = None
 
     def numbers(self, axes: tuple[int, int]) -> tuple[NDArray, NDArray]:
-        """Return both arrays, with 0 at positions that do not count; `axes` are the batch and the length axis."""
+        """Return both arrays, with 0 where `counted` is False; `axes` are the batch and the length axis."""
         first, second = self.first.array, self.second.array
         if self.counted is None:
             return first, second
@@ -96,9 +96,9 @@ _SOME = Allowance("float64", 1.0)
 
 
 def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
-    """Return the pair whose two arrays are farthest apart, of several ways of testing one relation.
+    """Return the Pair with the largest difference, of several ways to test one relation.
 
-    An error in the first way is raised; other ways with errors are left out.
+    An error in the first way is raised; any other way that raises is left out.
     """
     pairs: list[tuple[float, Pair]] = []
     for way in ways:
@@ -122,13 +122,13 @@ class Relation:
     Attributes:
         id, group: its name, and the name of its group.
         sentence: what should hold.
-        ask: a function that makes the two calls, and returns the Pair of arrays.
-        why_not: a function that returns the reason why a model can't be tested, or None.
+        ask: (trial, known) -> the Pair of arrays, from the two calls that it makes.
+        why_not: known -> the reason why the model can't be tested; None if it can.
         chunk: positions in each piece, if it divides the length into pieces; else 0.
         batch, length: the smallest sizes that show something.
         rounds: whether the two calls round in different ways, such as with a softmax in float32. If so, they are made
             in the model's own dtype.
-        brief: whether few items and positions are used, since they show as much.
+        brief: whether small inputs are used, because large ones show no more.
         odd: whether the number of positions must be odd.
         threads: whether it is tested in the caller's thread too, after it holds in another one.
     """

@@ -12,7 +12,7 @@ from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_ax
 
 
 class JaxDotProductAttention(Native):
-    """The Native of a function of heads, whose axis stands behind the length."""
+    """The Native of a function of heads, with arrays (B, L, heads, d)."""
 
     id = "jax-nn"
     path = "jax.nn.dot_product_attention"

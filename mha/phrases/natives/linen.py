@@ -14,7 +14,7 @@ AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
 
 
 class LinenMultiHeadDotProductAttention(Native):
-    """The Native of linen's module, whose arrays are kept outside it, in `variables`."""
+    """The Native of linen's module, whose arrays are not in the module, but in `variables`."""
 
     id = "linen"
     path = "flax.linen.MultiHeadDotProductAttention"

@@ -36,7 +36,7 @@ class Ours(Native):
     sign: ClassVar[str] = " & "
 
     def make(self, making: Making) -> list[str]:
-        """With biases where they are asked for."""
+        """Return the lines that make the layer, with biases if `making` has them."""
         given = {"dropout": making.dropout, "bias": "True" if making.bias else "", "num_kv_heads": making.kv_heads}
         return [f"layer = {call_of('MultiHeadAttention', making.width, making.heads, **given)}"]
 

@@ -57,7 +57,7 @@ class TorchMultiheadAttention(Native):
     def call(self, making: Making, calling: Calling) -> list[str]:
         """Return the lines of the call.
 
-        Bool masks stay two arguments; beside a mask of added numbers, they become added numbers too.
+        Two bool masks are passed as two arguments; beside a mask of added numbers, they become added numbers too.
         """
         lines = ["layer.train()" if calling.training else "layer.eval()"] if making.dropout else []
         given: dict[str, str] = {}

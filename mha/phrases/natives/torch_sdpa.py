@@ -106,9 +106,9 @@ class TorchScaledDotProductAttention(Native):
 
 
 def four_read(making: Making, old: str, taken: str) -> Held:
-    """Return the code that reads the arrays of four linear layers out of a dict.
+    """Return the code that reads the arrays of four linear layers out of the dict named `old`.
 
-    `taken` is the code behind a parameter that makes it an array: "detach().numpy()".
+    `taken` is the code of the method call that makes an array of a parameter: "detach().numpy()".
     """
     lines = [f"q, k, v, o = ({old}[name].weight.{taken} for name in 'qkvo')"]
     if making.bias:

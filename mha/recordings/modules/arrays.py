@@ -34,15 +34,15 @@ def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
 class ArraysRecording(ModuleRecording):
     """A recording that is read from a file of plain arrays.
 
-    Calls are numbered over the whole model, in the order in which they began. A call of "encoder.layer" was made within
-    the last earlier call of "encoder". Names of arrays begin with the number and the module; the model itself has no
-    name, as in "0/inputs/ids".
+    Calls are numbered over the whole model, in the order in which they began. A call of "encoder.layer" belongs to the
+    last earlier call of "encoder". Names of arrays begin with the call's number and the module's name, which is left
+    out for the model itself: "0/inputs/ids".
 
     Args:
         path: the file.
 
     Raises:
-        SpecError: an array has another name, a call gave nothing, or there is no call.
+        SpecError: an array's name has another form, a call has no output, or there is no call.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile, numpy as np

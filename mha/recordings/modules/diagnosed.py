@@ -40,7 +40,7 @@ UNREAD = ("Nothing here knows its class.", "It does not give what its projection
 
 @dataclass(frozen=True)
 class Suspect:
-    """A wrong module: its class, and whether its parameters are the original's, in words of `ModuleResult`."""
+    """A wrong module. `kind`: its class; `parameters`: whether they are the original's, as in `ModuleResult`."""
 
     kind: str
     parameters: str
@@ -80,16 +80,17 @@ def diagnosed(
 ) -> dict[str, str]:
     """Return name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
 
-    A recorded layer belongs to the module of its name; if that was not judged, to the next module around it. If the
-    diagnosis of one layer explains others of its class with the same first wrong array, these are not diagnosed again.
+    A recorded attention layer belongs to the module of its name; if that has no verdict, to the next module around it
+    that has one. If the diagnosis of one layer explains others of its class with the same first wrong array, these are
+    not diagnosed again.
 
     Args:
         path: a recording of modules.
         wrong: name of each module that is wrong -> what is known of it, in the order of the calls.
         called: name of each module that was called -> its class.
-        judged: the names of those with a verdict.
-        progress: is told what is being done.
-        handed: name of a module -> a sentence that compares what it hands to its attention function with the original.
+        judged: the names of the modules that have a verdict.
+        progress: called with what is being done.
+        handed: name of a module -> a sentence that compares its attention function's arguments with the original's.
     """
     if not wrong:
         return {}

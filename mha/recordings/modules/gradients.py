@@ -62,7 +62,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """Return the output, changed so that this recorder gets its gradients."""
+        """Return an equal output, which passes its gradients to this recorder in the backward pass."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -82,7 +82,7 @@ class GradientRecorder:
         return changed(output, tap)
 
     def finish(self, calls: Sequence[dict[str, Any]], held: Mapping[str, Any]) -> None:
-        """Add the gradients of each call to its description: of its outputs, and of its inputs and parameters.
+        """Add the gradients with respect to outputs, inputs and parameters of each call to its description, in place.
 
         Raises:
             SpecError: no gradients reached the model's outputs, or more than one backward pass ran.
@@ -139,7 +139,7 @@ class GradientRecorder:
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
     """Return the argument `call` of a framework's `pulled`: a function that runs a module.
 
-    It runs the module on `arguments` with some inputs replaced, and returns the floating-point outputs by place.
+    It runs the module on `arguments` with some inputs replaced, and returns key path -> floating-point output.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:
@@ -154,7 +154,7 @@ def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, argume
 
 
 def floating(as_array: Callable[[Any], Any], output: Any) -> dict[Place, Any]:
-    """Return the framework's floating-point arrays in an output, by place."""
+    """Return key path -> floating-point array (of the framework) in an output."""
     return {place: leaf for place, leaf in leaves(output) if is_floating(as_array, leaf)}
 
 

@@ -38,7 +38,7 @@ def header_of(path: str | os.PathLike[str]) -> Header:
 
 
 def holds_arrays(path: str | os.PathLike[str]) -> bool:
-    """Return True if a file holds calls as plain arrays.
+    """Return whether a file holds recorded calls as plain arrays.
 
     Raises:
         SpecError: it is neither an `.npz` file nor a whole safetensors file.

@@ -20,7 +20,7 @@ CHUNK = 1 << 20
 class Numbers:
     """A count of numbers, and the sum of their hashes modulo 2**64.
 
-    They do not change if an array is transposed or reshaped. The Numbers of its pieces add up to its own.
+    An array has the same Numbers when it is transposed or reshaped. The Numbers of its pieces add up to its own.
 
     >>> x = np.arange(6.0).reshape(2, 3)
     >>> numbers_of(x) == numbers_of(x.T) == numbers_of(x[:1]) + numbers_of(x[1:])
@@ -48,7 +48,7 @@ NONE = Numbers(0, 0)
 
 
 class Order(NamedTuple):
-    """Three hashes of an array that tell the order of its numbers. The rows run along its first axis.
+    """Three hashes of an array, which depend on the order of its numbers. Its rows run along the first axis.
 
     Attributes:
         sequence: a hash that changes if any numbers change places.
@@ -114,12 +114,12 @@ def shape_and_numbers(
 ) -> tuple[tuple[int, ...], Numbers, Order | None]:
     """Return the shape, the Numbers and the Order of a parameter.
 
-    If it has no numbers (as on the meta device), the Numbers are unknown, and the Order is None.
+    If it has no numbers (as on the meta device), the field `hashed` of Numbers is None, and so is the Order.
 
     Args:
         parameter: a parameter of any framework.
         numbers_in: a function that returns its numbers.
-        dtype: the dtype that the numbers are rounded to; the Order is then None. None: they are not rounded.
+        dtype: the dtype to round the numbers to first; the Order is then None. Default: no rounding.
     """
     try:
         array = numbers_in(parameter)

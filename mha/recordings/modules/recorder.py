@@ -36,12 +36,12 @@ class ModuleRecorder:
         hooks: the framework's hooks: `as_array`, `watch`, and `modules`, which has its functions for single modules.
         target: the model.
         stream: the stream that the arrays are written to.
-        depth: how deep in the model modules are recorded: 1 for those directly in it. None: all.
+        depth: down to which depth modules are recorded: 1 for the model's direct submodules. None: all.
         only: names of the modules to record; wildcards work. The model itself is always recorded.
         gradients: whether the gradients of each call are recorded too.
 
     Raises:
-        SpecError: the model is in training and drops out.
+        SpecError: the model is in training mode, with dropout.
     """
 
     open = True
@@ -93,7 +93,7 @@ class ModuleRecorder:
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
     def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
-        """Note the inputs of a call before it can change them; `call` is None if nobody can see them."""
+        """Record the inputs of a call before it can change them; `call` is None if they can't be read."""
         if self._paused:
             return
         if call is None:
@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Note the output of a call. If gradients are recorded, return it tapped for them; else return None."""
+        """Record the output of a call. Return None, or with gradients an equal output that records its gradients."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it

@@ -44,9 +44,10 @@ class RecordedModule:
     """A module of the model.
 
     Attributes:
-        name: where it stands in the model; "" for the model itself.
+        name: its name in the model; "" for the model itself.
         kind: its class.
-        parameters: its parameters and those of the modules inside it, by name.
+        parameters: name -> Parameter, for its parameters and those of the modules inside it.
+        values: parameter -> name of its array in the file; {} unless gradients were recorded.
     """
 
     name: str
@@ -66,7 +67,7 @@ class ArrayAt:
     """An array in a recorded call.
 
     Attributes:
-        place: where it stands among the arguments or in the output.
+        place: its path among the arguments or in the output, such as ("hidden_states",) or ("0",).
         name: its name in the file.
         dtype: the dtype of its numbers; the file holds bfloat16 numbers as float32.
         shape: its shape.
@@ -88,15 +89,15 @@ class ModuleCall:
     """A call of a module.
 
     Attributes:
-        module: position of the module.
-        within: position of the call in which it was made; None if no recorded call made it.
+        module: position of the module in the recording.
+        within: position of the call during which it was made; None if that call was not recorded.
         given, gave: the input and the output arrays; `gave` is None if the call ended in an error.
-        plain: the other values that it was given, by place.
-        unread: places and classes of inputs and outputs that can't be read.
+        plain: key path -> value, for inputs that are no arrays.
+        unread: (key path, class) of each input and output that can't be read.
         unread_outputs: the outputs in `unread`.
-        cotangents: the gradients with respect to its outputs, if gradients were recorded; () if none reached it.
-        gradients, parameter_gradients: the gradients with respect to its inputs and to its parameters (by name), which
-            it computes from `cotangents`; None if it could not be run once more, for the reason in `unpulled`.
+        cotangents: the gradients with respect to its outputs; () if none were recorded.
+        gradients, parameter_gradients: the gradients with respect to its inputs and to its parameters, computed from
+            `cotangents`; None if the module could not be run again for them, for the reason in `unpulled`.
     """
 
     module: int
@@ -197,7 +198,7 @@ class ModuleRecording:
 
     @property
     def not_recorded(self) -> dict[str, int]:
-        """Return name -> parameter count of each part that was not recorded, because JAX traces its calls."""
+        """Return name -> parameter count, for each submodule that was not recorded because JAX traces its calls."""
         found = {}
         for name in self.scanned:
             turn = re.compile(rf"{re.escape(name)}(/\d+)?(/.*)?")
@@ -226,7 +227,7 @@ class ModuleRecording:
 
     @cached_property
     def dtype(self) -> str:
-        """Return the dtype that most output arrays of modules have; the widest one if several are as frequent."""
+        """Return the dtype of most of the modules' output arrays; if several are as frequent, the widest of them."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
         if not names:
             raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
@@ -262,9 +263,9 @@ class ModuleRecording:
 
 
 def plain(found: Any) -> Any:
-    """Return the content of a file, with every name and class in the form of `shown`.
+    """Return the content of a file, with every name and class made printable by `shown`.
 
-    A text that was an input of a module (at the key "is") stays, since the original is given it too.
+    A text at the key "is" (an input of a module) stays unchanged, since the original is called with it too.
     """
     if isinstance(found, str):
         return shown(found, LONGEST_MESSAGE)

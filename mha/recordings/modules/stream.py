@@ -45,8 +45,8 @@ class ArrayStream:
     """A stream of arrays into one file. Only their names and samples are kept in memory.
 
     Args:
-        beside: the file that will be written; until then the arrays are in a temporary file in its folder.
-        limit: most bytes of arrays.
+        beside: the file that will be written; until then the arrays are in a temporary file in the same folder.
+        limit: the most bytes of arrays.
     """
 
     def __init__(self, beside: Path, limit: int) -> None:

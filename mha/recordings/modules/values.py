@@ -18,7 +18,7 @@ Place = tuple[str, ...]
 
 
 def parts_of(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the parts of a tuple, list, mapping or dataclass by their names; None for anything else."""
+    """Return (name, element) pairs of a tuple, list, mapping or dataclass; None for anything else."""
     if isinstance(value, Mapping):
         return [(str(key), part) for key, part in value.items()]
     if isinstance(value, list | tuple):
@@ -30,7 +30,7 @@ def parts_of(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield place and value of everything that has no parts.
+    """Yield (key path, leaf) for every leaf of nested containers, that is, every value without elements.
 
     >>> list(leaves({"x": 1, "rest": (2, None)}))
     [(('x',), 1), (('rest', '0'), 2), (('rest', '1'), None)]
@@ -71,7 +71,7 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
 
 
 def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
-    """Return a leaf in its present state: an object that the call may change (such as a cache) is copied."""
+    """Return the leaf, or a copy if it is an object that the call may change, such as a cache."""
     plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
     if plain or as_array(leaf) is not None:
         return leaf
@@ -82,7 +82,7 @@ def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
 
 
 def named(call: inspect.BoundArguments) -> dict[str, Any]:
-    """Return the arguments of a call by name, as the caller gave them; those among *args by number."""
+    """Return name -> argument of a call, without defaults; an argument in *args has its number as its name."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         kind = call.signature.parameters[name].kind

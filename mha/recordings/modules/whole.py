@@ -36,9 +36,9 @@ class WholeRecording:
 
         Args:
             path: the file.
-            attention: the calls of attention layers, which go into it too; None for none.
+            attention: the recorded calls of attention layers, to be written too; None for none.
             versions: package -> version.
-            handed: the calls of attention functions inside these layers, which go into it too; None for none.
+            handed: the recorded calls of attention functions inside these layers, to be written too; None for none.
         """
         from mha.recordings.recording import HANDED_KEY
         from mha.recordings.recording import METADATA_KEY as ATTENTION
@@ -67,7 +67,7 @@ def recorded_modules(
 ) -> Iterator[WholeRecording]:
     """Return a context whose value is a WholeRecording of the modules of `target`; see `mha.capture`.
 
-    The value's own context `watched` records calls. SpecError without a path.
+    Its `watched` returns a context in which calls are recorded. SpecError if `path` is None.
     """
     if path is None:
         raise SpecError("modules=True needs a file to write to")

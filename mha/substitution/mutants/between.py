@@ -19,13 +19,13 @@ Found = Iterator[Mapping[Place, NDArray]]
 
 
 def lost_residual(inside: Inside) -> Found:
-    """What was added to a part's output is lost."""
+    """Yield outputs where the residual is not added to a submodule's output."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y - one.r})
 
 
 def scaled_residual(inside: Inside) -> Found:
-    """Yield outputs where a residual is multiplied by the root of its width before a part's output is added."""
+    """Yield outputs where a residual is multiplied by the root of its width before a submodule's output is added."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y + (np.sqrt(one.r.shape[-1]) - 1.0) * one.r})
 
@@ -40,7 +40,7 @@ def residual_beyond_norm(inside: Inside) -> Found:
 
 
 def norm_beyond_sum(inside: Inside) -> Found:
-    """Yield outputs where a norm acts on a part's output in place of its sum with the residual, or the reverse."""
+    """Yield outputs where a norm acts on a submodule's output in place of its sum with the residual, or the reverse."""
     for one in inside.sums:
         for norm in one.norms:
             yield inside.exact_with({norm: inside.alone(norm, one.part.y) + one.r})
@@ -59,7 +59,7 @@ def exchanged_norms(inside: Inside) -> Found:
 
 
 def other_scale(inside: Inside) -> Found:
-    """Yield outputs where the scores of attention are halved, because the queries are."""
+    """Yield outputs where the queries are halved, and so the scores of attention."""
     named = [part for part in inside.parts if QUERIES.fullmatch(re.split(r"[./]", part.name)[-1].lower()) and part.gave]
     last = {part.call.within: part for part in named}  # a norm of queries would undo what is done before it
     for part in last.values():

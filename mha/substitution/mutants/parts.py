@@ -26,13 +26,13 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a module inside, with the floating-point arrays that it was given and gave.
+    """A call of a submodule (here: part). `given`, `gave`: key path -> floating-point input or output.
 
     Attributes:
         call: the call in the original's own run.
-        module, turn: its module, and how often that module was called before.
-        name, kind: name and class of the module.
-        top: position of the outermost call inside the module within which this call was made; or of this call.
+        module, turn: position of the part, and how often it was called before.
+        name, kind: name and class of the part.
+        top: position of the outermost call of a part that led to this call; or of this call itself.
     """
 
     call: OriginalCall
@@ -66,8 +66,8 @@ class Sum:
     """A residual sum r + p.
 
     Attributes:
-        r: the array that was added to a part's output.
-        part: the part with the output p.
+        r: the array that is added to the output of a part (a submodule).
+        part: the call of the part whose output is p.
         before: the norms that have r as their input.
         after: the norms that have r as their output.
         norms: the norms that have the sum as their input.
@@ -81,7 +81,7 @@ class Sum:
 
 
 class Inside:
-    """A look inside one module: its parts, and its outputs if a part gives something else.
+    """A way to run one module with other outputs of its parts (submodules).
 
     Args:
         ready: a judged call of the module.
@@ -94,7 +94,7 @@ class Inside:
     def parts(self) -> list[PartCall]:
         """Return the calls of the parts when the original's module runs on the inputs of the port's.
 
-        [] if it can't be run on them, or makes fewer than 2 or more than MOST_PARTS calls.
+        The result is [] if the module can't be run on them, or makes fewer than 2 or more than MOST_PARTS calls.
         """
         try:
             return list(self._parts(self.ready.given))
@@ -103,14 +103,14 @@ class Inside:
 
     @cached_property
     def norms(self) -> list[PartCall]:
-        """Return the parts that normalise, in the order of their calls."""
+        """Return the calls of parts that are norms, in order."""
         return [part for part in self.parts if part.is_norm]
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """Return the sums `array + output of a part` that go into another part, or out of the module.
+        """Return the sums `array + output of a part` that are an input of another part or an output of the module.
 
-        The search uses other inputs than the recorded ones, where adding an array of zeros, say, would not show.
+        The search uses other inputs than the recorded ones, in which adding zeros, for example, would not show.
         """
         rng = np.random.default_rng(0)
         masks = self.ready.mask_places
@@ -153,11 +153,11 @@ class Inside:
                 )
 
     def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
-        """Return the module's outputs in float64, by place, if the parts in `instead` give these arrays."""
+        """Return key path -> output of the module in float64, if parts in `instead` have these arrays as outputs."""
         return self._run(instead, tell=False)
 
     def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:
-        """Return the first input of `part` if the parts in `instead` give these arrays."""
+        """Return the first input of `part`, if the outputs of the parts in `instead` are these arrays."""
         found = self._run({**instead, part: part.y}, tell=True)
         return next(array for place, array in found.items() if place[:3] == (PASSED, str(part.module), str(part.turn)))
 

@@ -47,7 +47,7 @@ def _set(held: Any, name: str, value: float) -> Iterator[None]:
 
 
 def lost_bias(inside: Inside) -> Found:
-    """Yield the outputs of a module (with a bias, without parts) that does not add its bias."""
+    """Yield the outputs of a module (with a bias, without submodules) that does not add its bias."""
     ready = inside.ready
     for name, parameter in ready.parameters().items() if ready.leaf else ():
         if name.endswith(("bias", "beta")) and parameter.ndim == 1 and parameter.any():
@@ -88,7 +88,7 @@ def moved_index(inside: Inside) -> Found:
 
 
 def scaled_rows(inside: Inside) -> Found:
-    """Yield the outputs of a look-up whose rows are multiplied by the root of their width."""
+    """Yield the outputs of an embedding whose rows are multiplied by the root of their width."""
     if _looks_up(inside):
         yield {place: array * sqrt(array.shape[-1]) for place, array in inside.ready.exact.items()}
 
@@ -99,7 +99,7 @@ def norm_in_16_bits(inside: Inside) -> Found:
 
 
 def other_cast(inside: Inside) -> Found:
-    """Yield the outputs of a norm that multiplies by its scale after its cast to 16 bits, then before it."""
+    """Yield outputs of a norm that multiplies by its scale after the cast to 16 bits, and of one that does before."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

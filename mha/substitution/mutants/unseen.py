@@ -22,12 +22,12 @@ MOST_PLACES = 4
 
 @dataclass(frozen=True)
 class Unseen:
-    """A bug that changes nothing beyond the allowance on these inputs.
+    """A bug that on these inputs changes no output by more than is allowed.
 
     Attributes:
         module: name of the port's module.
         bug: the bug, in words.
-        ratio: the error that the bug makes, in units of the measured rounding; at most the allowance.
+        ratio: the error that the bug makes, in units of the measured rounding; at most what is allowed.
     """
 
     module: str
@@ -40,7 +40,7 @@ Mutant = Callable[[Inside], Iterator[Mapping[Place, NDArray]]]
 
 
 def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
-    """Yield each bug that leaves the module right in this call, with the smallest error ratio that it shows."""
+    """Yield an Unseen for each bug with which the module would still be judged right in this call."""
     inside = Inside(ready)
     for bug, mutant in MUTANTS.items():
         ratios = _ratios(mutant, inside)

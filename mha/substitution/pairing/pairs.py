@@ -26,11 +26,11 @@ class Module:
     """A module of either model, in the form for pairing.
 
     Attributes:
-        name, kind: where it stands, and its class.
+        name, kind: its name in the model, and its class.
         numbers: the Numbers (count and hash) of all its parameters together.
         each: the Numbers of each parameter.
         within: positions of the modules around it, the nearest first.
-        shapes: the shapes of the floating-point arrays that its first call gave.
+        shapes: the shapes of the floating-point outputs of its first call.
     """
 
     name: str
@@ -48,14 +48,14 @@ class Module:
 
 @dataclass
 class Pairs:
-    """The pairs found: position in the original -> position in the port, and how each was found.
+    """The paired modules of two models. `found`: position in the original -> position in the port; `how`: in which way.
 
-    `inside_ports` has the position of each module of the port -> positions of those inside it.
+    `inside_ports`: position of a module of the port -> positions of the modules inside it.
 
     Args:
-        originals, ports: the modules of both.
-        named: name of a module of the original -> name of the port's, as a user's map says.
-        ordered: pairs by the order of calls in place of parameters: see `exchanged`.
+        originals, ports: the modules of the two models.
+        named: name of a module of the original -> name of the port's, from the user.
+        ordered: pairs that were made by the order of calls, not by parameters: see `exchanged`.
 
     Raises:
         SpecError: two pairs in `named` contradict each other.
@@ -90,9 +90,9 @@ class Pairs:
                     return
 
     def others_for(self, port: int) -> list[int]:
-        """Return unpaired modules of the original that may be this module's originals as well.
+        """Return positions of unpaired modules of the original that may be the original of this module as well.
 
-        They stand around or inside its original, and have the same parameters and output shapes.
+        They are around or inside its original, and have the same parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -113,8 +113,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs, by the order of calls, for modules that the two models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Modules with parts have no new
-        pair; nor have modules inside one that is paired by its parameters, or with names that confirm their pairs.
+        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Modules with submodules have
+        none; nor have modules inside one that is paired by its parameters, or with names that confirm the old pair.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -131,10 +131,10 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return new pairs, by the order of calls, for parts of a module that the models call in different orders.
+        """Return new pairs, by the order of calls, for submodules of a module that the models call in different orders.
 
-        There is one dict for each group of alike parts: they stand directly in the module, have no parts themselves,
-        and have equally many parameters and outputs of one size.
+        There is one dict for each group of similar ones: direct submodules without own submodules, with equally many
+        parameters and with outputs of equal sizes.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:
@@ -154,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most pairs in other layers, where parts are called in order, have the names of this pair."""
+        """Return whether most pairs in other layers, whose order of calls is the same, have the names of this pair."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
@@ -166,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return the out-of-order pairs of modules that stand directly in `port`, and have parts and equal numbers."""
+        """Return the out-of-order pairs of direct submodules of `port` that have submodules and equal numbers."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -192,7 +192,7 @@ class Pairs:
             self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
-        """Return the position of the original's module; None if there is none."""
+        """Return the position of the original's module that is paired with this one; None if there is none."""
         return self._back.get(port)
 
     def _pair(self, original: int, port: int, how: str) -> bool:
@@ -302,7 +302,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """Return (size, last axis) of each array, which stay the same if the axes before the last are reordered."""
+    """Return (number of elements, last axis) of each array; a reordering of its other axes does not change them."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 
@@ -318,7 +318,7 @@ def _in_any_layer(name: str) -> str:
 
 
 def plain_kind(kind: str) -> str:
-    """Return a class's name without its package and a framework's additions: "GELUActivation" is "gelu"."""
+    """Return a class's name in a form common to all frameworks: "GELUActivation" becomes "gelu"."""
     return re.sub(r"(activation|layer|module|function|block)$", "", kind.rpartition(".")[2].lower().replace("_", ""))
 
 

@@ -32,12 +32,12 @@ FUNCTIONS: Mapping[str, Active] = {name: _plain(name) for name in ACTIVATIONS} |
 
 @dataclass(frozen=True)
 class Beside:
-    """A finding: a matrix product has an activation behind it in one of the two models only.
+    """A finding: an activation follows a matrix product in only one of two paired modules.
 
     Attributes:
-        name: the activation.
+        name: the name of the activation.
         active: the activation as a function, if the original's module has it; None if the port's has it.
-        equal: whether the two modules differ by it alone.
+        equal: whether the two modules differ in nothing else.
     """
 
     name: str
@@ -50,12 +50,12 @@ def activation_beside(
 ) -> Beside | None:
     """Return the activation that follows a matrix product in only one of two modules; None without one.
 
-    The other model may have it beside the module, as in the example, where the port's module gives the product alone.
+    The other model may have it outside the module, as in the example, where the port's module is only the product.
 
     Args:
-        known: what the original's module computes from.
-        exact: what it gives in float64 on the inputs of the port's module.
-        got: what the port's module gave, at the same places.
+        known: the inputs, parameters and numbers of the original's module.
+        exact: key path -> its output in float64 on the inputs of the port's module.
+        got: key path -> output of the port's module, at the same key paths.
         dtype: the port's dtype.
 
     >>> x, weight = np.array([[1.0, -2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])

@@ -27,14 +27,14 @@ KNOWN = ("", "same")
 
 
 class Blame(Parts):
-    """A `Parts` that decides which modules are blamed.
+    """A `Parts` that decides which modules are blamed. A module's lines are its own code, between its submodules.
 
     Attributes:
-        in_lines: position of a module whose own lines are wrong (its code between the modules inside it) -> the
-            judgement on its worst call, made with the port's outputs of its parts put in.
+        in_lines: position of a module with wrong lines -> the judgement on its worst call, in which the outputs of its
+            parts were replaced by the port's.
         unseen: the bugs that the calls would not have shown.
-        spared: positions of parts that are not blamed, because other parts make up for them.
-        explained: position of a module -> its wrong parts, whose faults explain what the module gives.
+        spared: positions of parts that are not blamed, because other parts make up for their differences.
+        explained: position of a module -> an Elsewhere, whose wrong parts explain the module's wrong outputs.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Blame(Parts):
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
         """Return the verdict on a module with wrong lines.
 
-        If the wrong lines are in modules inside it that have no original, those are blamed in its place.
+        If the wrong lines belong to modules inside it that have no original, those are blamed in its place.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -93,7 +93,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """Note the verdicts on projections that are a single one in the original; the lines around them are right."""
+        """Add verdicts on several projections that are one in the original, in a module whose own lines are right."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
@@ -105,14 +105,14 @@ class Blame(Parts):
                 self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
-        """Change the verdict on a part from "wrong" to "divided otherwise", with the reason.
+        """Change the verdict on a part from "wrong" to "divided otherwise": right with the lines around it.
 
         Args:
             part: position of the part.
-            around: name of the module around it, in words.
-            beside: the activation by which the part differs from its original; None for none.
-            right: whether the module around is right with the part.
-            together: whether it is right only with several such parts together.
+            around: the module around it, in words.
+            beside: the name of the activation by which the part differs from its original; None for none.
+            right: whether the module around is right with the part as it is.
+            together: whether that module is right only with several such parts together.
         """
         reason = f"a line of it stands beside it in the other model: {around} is right with it"
         if not right:
@@ -126,12 +126,12 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
-        """Clear wrong parts of a module if other parts make up for them, and return the positions of the cleared parts.
+        """Clear wrong parts whose differences other parts make up for, and return the positions of the cleared parts.
 
         Args:
-            port: position of the module.
+            port: position of the module around the parts.
             right: whether the module's outputs are right.
-            lines: whether its own lines are wrong, or that is not known.
+            lines: whether its own lines are wrong, or may be.
         """
         wrong = [one for one in self.inside[port] if self.results[one].status == "wrong"]
         alike = all(self.results[one].parameters in KNOWN for one in wrong)
@@ -171,10 +171,10 @@ class Blame(Parts):
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
     ) -> CallJudgement:
-        """Return the judgement on a module's lines that has the fewest wrong arrays.
+        """Return the judgement on a module's lines with the fewest wrong arrays, of three.
 
-        The choice is between `found` and two judgements without the `spared` parts. The second of these does not judge
-        the inputs of parts that have wrong lines or spared parts inside.
+        These are `found`, and two in which the `spared` parts are not replaced. The second of these two does not judge
+        the inputs of parts that have wrong lines or contain spared parts.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -188,11 +188,11 @@ class Blame(Parts):
         return any(one.status == "wrong" and one.own_lines for one in found)
 
     def leave_open(self) -> None:
-        """Change "wrong" to "not judged" for modules that nobody can judge before others are right.
+        """Change "wrong" to "not judged" for modules that can't be judged before others are mended.
 
         Such a module has other parameters than its original, and wrong lines around it may make up for them. Or it
-        comes after something wrong, and either gives more than its original, or is written as another one of its class
-        that is right with the lines around it.
+        comes after a wrong module, and either has more outputs than its original, or is written like another module of
+        its class that is right together with the lines around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -250,9 +250,9 @@ class Blame(Parts):
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
         """Return the judgement on a module with right parts that read their masks with the opposite meaning of True.
 
-        Such a part is right by itself, and the port's output in its place would hide that its mask is inverted. So the
-        original's part runs instead, on the original's mask. None if the module's wrong parts explain the difference,
-        or if this can't be seen.
+        Putting in the port's output of such a part would hide that its mask is inverted. So here the original's part
+        runs, on the original's mask. The result is None if there are no such parts, if nothing is wrong in this run, or
+        if wrong parts explain the difference.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -276,8 +276,8 @@ class Blame(Parts):
     def blame_for_masks(self, port: int) -> bool:
         """Blame parts that read masks with the opposite meaning of True; return whether there are any.
 
-        The module is wrong, with right lines and right parts. Such a part is right by itself, since True in a mask may
-        allow a key or exclude it. It is blamed if other parts of its class read their masks as they are given.
+        It is for a wrong module with right lines and right parts. Such a part is right by itself, since True in a mask
+        may allow a key or exclude it. It is blamed if other modules of its class read masks in the original's way.
         """
         found = False
         for one in self.inside[port]:

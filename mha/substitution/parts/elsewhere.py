@@ -41,7 +41,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a part: its number among the part's calls, and its position in each model's calls."""
+    """A call of a submodule. `turn`: its number among those calls; `own`, `port`: its position in either model."""
 
     turn: int
     own: int
@@ -49,19 +49,19 @@ class Pair(NamedTuple):
 
 
 class Elsewhere:
-    """A second judgement on the wrong parts of a module, by their outputs when the original's module runs as a whole.
+    """A second judgement on the wrong parts (submodules) of a module, from a run of the original's module as a whole.
 
     Args:
         parts: both models.
-        port: position of a module that was judged in one call.
-        wrong: positions of the parts inside it, at any depth, that are wrong.
-        right: whether its outputs are right.
+        port: position of the module, which was judged in one call.
+        wrong: positions of the wrong parts in it, at any depth.
+        right: whether the module's outputs are right.
 
     Attributes:
-        taken: the parts whose outputs in the port are put into the original's run, so that most outputs agree.
-        agreeing: the other parts whose outputs then agree.
-        causes: the wrong modules that are in `taken` or hold parts in it; empty unless all outputs of the module then
-            agree.
+        taken: positions of the parts whose outputs are replaced by the port's in that run, so that most outputs agree.
+        agreeing: positions of the other parts whose outputs then agree.
+        causes: positions of the wrong modules that are in `taken` or contain parts in it; [] unless all outputs of the
+            module then agree.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
@@ -131,10 +131,10 @@ class Elsewhere:
         return found
 
     def are_explained(self, places: Iterable[Place]) -> bool:
-        """Return whether the causes explain all wrong arrays at some places of the module.
+        """Return whether the causes explain all wrong arrays at these places of the module.
 
-        They explain its own outputs, and the inputs of parts that come after the causes, that are in `agreeing`, or
-        that hold such parts.
+        They explain its outputs, and the inputs of each part that comes after the causes, or is in `agreeing`, or
+        contains only such parts.
         """
         if not self.causes:
             return False

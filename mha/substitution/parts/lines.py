@@ -21,14 +21,14 @@ MODES = ("training", "train", "is_training", "deterministic")
 
 
 class Lines:
-    """A finding on one call of a recorded port: which modules made its wrong arrays, and which its right ones.
+    """A search for the modules that made the wrong arrays, or the right ones, in one call of a recorded port.
 
     Args:
         recording: the port's recording.
         call: position of the call.
-        judged: the judgement on the call, made with the port's outputs of its parts put in.
-        parts: positions of these parts.
-        unjudged: positions of the modules inside whose lines count as the call's own.
+        judged: the judgement on the call, in which the outputs of some submodules were replaced by the port's.
+        parts: positions of these submodules.
+        unjudged: positions of the submodules without a verdict, whose code counts as that of the called module.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Lines:
         self.inside = [one for one in calls if holds(recording.calls, call, one)]
 
     def makers(self) -> set[int] | None:
-        """Return the modules of `unjudged` that make the wrong arrays; None if the maker of one is not known.
+        """Return positions from `unjudged`, of the modules that make the wrong arrays; None if one's maker is unknown.
 
-        A module makes the arrays that it returns, and those that it passes to a part inside but was not given itself.
-        It counts only if all arrays that it was given are known to be right. Among its other arguments only those
-        named in MODES may be numbers or bools.
+        A module makes the arrays that it returns, and those that it passes to a submodule but did not get itself. It
+        counts only if all its input arrays are known to be right, and if no other argument is a number or a bool (which
+        its caller may have chosen wrongly), except those named in MODES.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}
 
     def are_right_in(self, module: int) -> bool:
-        """Return whether every array of numbers that a module gives is known to be right."""
+        """Return whether every floating-point output of a module is known to be right."""
         gave = [
             self.recording.array(at)
             for number in self.inside

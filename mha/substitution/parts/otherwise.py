@@ -17,17 +17,16 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 
 
 class Division(NamedTuple):
-    """A finding on wrong parts: which of them are right with the lines around them.
+    """A finding on wrong parts (submodules): which of them are right together with the code around them.
 
-    Such a part differs from its original, but the module's code around it makes up for that (such as a bias that is
-    added outside the part).
+    Such a part differs from its original, but the module's code around it makes up for that, for example by adding the
+    part's bias.
 
     Attributes:
-        found: the judgement on the worst call with the outputs of all the port's parts; None if it can't be run.
-        spared: the judgement with the original's outputs of some parts in place of the port's, if that mends something;
-            else None.
-        parts: positions of the parts that are right with the lines around them.
-        beside: position of a part whose activation stands outside it -> the activation's name.
+        found: the judgement on the worst call with the port's outputs of all parts; None if it can't be run.
+        spared: the same with the original's outputs of some parts, if that makes an array right; else None.
+        parts: positions of the parts that are right together with the code around them.
+        beside: position of a part whose activation is outside it -> the activation's name.
     """
 
     found: CallJudgement | None
@@ -37,15 +36,15 @@ class Division(NamedTuple):
 
 
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
-    """Return which of the wrong parts are right with the lines around them.
+    """Return which of the wrong parts are right together with the code around them.
 
-    The module runs with the port's output of the part, and once more with the original's. The part is right if some
-    array differs from the port's in the first run and not in the second, and no other array begins to differ. (With a
-    wrong part, the first run would give the port's arrays.) Other faults of the module show in both runs.
+    The module runs with the port's output of a part, and once more with the original's. The part is right if some
+    array differs from the port's only in the first run, and none only in the second. (With a part that is really wrong,
+    the first run has the port's arrays.) Other faults of the module show in both runs.
 
     Args:
-        run: runs the module.
-        wrong: positions of its parts that give something else than their originals.
+        run: position of a part -> what to put in its place; returns the judgements on the module's calls, or None.
+        wrong: positions of the parts whose outputs differ from their originals'.
         activations: position of a part that differs from its original by an activation -> that activation.
     """
     found = run({})

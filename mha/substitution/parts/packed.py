@@ -23,12 +23,12 @@ from mha_core.dtypes import divisors
 
 @dataclass(frozen=True)
 class Packed:
-    """A projection of the original, and the several projections of the port that stand for it.
+    """A projection of the original, and the several projections of the port that do its work.
 
     Attributes:
         original: position of the original's projection.
         leaves: position of each of the port's projections -> the judgement on it.
-        part: a Part that puts the port's outputs, joined, in place of the original's output.
+        part: a Part that replaces the original's output by the port's outputs, joined.
     """
 
     original: int
@@ -42,7 +42,7 @@ def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
-        leaves: positions of the modules inside it that have parameters, no parts and no original.
+        leaves: positions of the modules inside it that have parameters, but no submodules and no original.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
     for leaf in leaves:
@@ -91,8 +91,8 @@ def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, sam
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
     """Return those of the modules `names` that are known to be right although they have no original.
 
-    A module is right if every array of numbers that it gives is right, or if it is one of several projections that
-    are right and that the original has as a single one.
+    A module is known to be right if all its floating-point outputs are, or if it is one of several right projections
+    that are a single one in the original.
     """
     ready, calls = parts.ready.get(0, ((), ()))
     inner = parts.outermost_inside(0, judged=True)

@@ -19,7 +19,7 @@ def patches(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
 
     Args:
         own: the original's array: an image, (B, C, H, W) or (B, H, W, C), or rows (..., C * h * w) of patches.
-        theirs: the port's array: rows of patches for an image, and the reverse.
+        theirs: the port's array: rows of patches if `own` is an image, and an image if `own` is rows.
 
     >>> image = np.arange(48.0).reshape(1, 3, 4, 4)
     >>> rows = image.reshape(1, 3, 2, 2, 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(1, 4, 12)

@@ -34,11 +34,11 @@ class Parts:
 
     Attributes:
         results: position of a module -> the verdict on it.
-        ready: position of a module that was judged -> its calls, each with its original's.
+        ready: position of a judged module -> (its calls as Substitutions, their positions in both models).
         beside: position of a wrong module -> the activation by which it differs from its original.
         own_masks: positions of modules whose masks are those of the original's own run.
         other_masks: positions of modules whose masks were read with the opposite meaning of True.
-        padding: position of a module -> its rows of padding.
+        padding: position of a module -> bool (B, L), True at padding.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the modules inside `port` that were judged (or were not), without those inside another judged one."""
+        """Return the modules in `port` that are judged (or are not), without those inside another judged one."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -80,8 +80,8 @@ class Parts:
 
         Args:
             original, port: positions of the module in the two models.
-            mine, theirs: positions of the calls, of the original and of the port, in which they are made. Default:
-                the call of the whole model.
+            mine, theirs: positions of the outer calls, in the original and in the port, during which they are made.
+                Default: the call of the whole model.
         """
         own = [one for one in self.own_calls[original] if holds(self.own.calls, mine, one)]
         other = [one for one in self.calls[port] if holds(self.recording.calls, theirs, one)]
@@ -97,10 +97,10 @@ class Parts:
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
 
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
-        """Return the wrong parts of a right module that make up for one another; () if there are none.
+        """Return the wrong submodules of a right module that make up for one another; () if there are none.
 
-        They make up for one another if one of them alone makes the module wrong (such as reordered rows of the query
-        matrix, with the same order in the key matrix). If none of them moves the module, nothing is known.
+        They do if one of them alone makes the module wrong, such as reordered rows of the query matrix where the key
+        matrix has the same order. If none of them changes the module's outputs, nothing is known: the result is ().
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -124,14 +124,14 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Return the judgement on each call with the port's outputs put in for some parts; None if it can't be run.
+        """Return the judgement on each call, with the outputs of some submodules replaced; None if it can't be run.
 
         Args:
-            inner: positions of these parts.
-            ready, calls: the calls of the module, ready to run, and their positions in both models.
-            instead: position of a part -> the arrays to put in, if not the port's outputs.
-            others: further parts, which have no pair.
-            unasked: positions of parts whose inputs are not judged.
+            inner: positions of these submodules.
+            ready, calls: the calls of the module as Substitutions, and their positions in both models.
+            instead: position of a submodule -> what replaces its outputs, if not the port's.
+            others: further submodules as Parts, which have no original.
+            unasked: positions of submodules whose floating-point inputs are not judged.
         """
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
@@ -170,11 +170,11 @@ class Parts:
         )
 
     def makers(self, port: int, worst: CallJudgement) -> set[int] | None:
-        """Return the modules without an original that hold the wrong lines of a module; None if nothing tells.
+        """Return the modules without an original whose code makes `port` wrong; None if that is not known.
 
         Args:
             port: position of the module.
-            worst: the judgement on its only call, made with the port's outputs of its parts put in.
+            worst: the judgement on its only call, in which the outputs of its submodules were replaced by the port's.
         """
         ready, calls = self.ready[port]
         if len(ready) != 1:
@@ -189,7 +189,7 @@ class Parts:
         return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
 
     def activation_of(self, ready: Ready) -> Beside | None:
-        """Return the activation by which a wrong module differs from its original in each call; None without one."""
+        """Return the activation by which a wrong module differs from its original in every call; None without one."""
         found = []
         for one in ready if all(one.leaf for one in ready) else ():
             known = Known(list(one.given_all().values()), one.parameters(), numbers_of_module(one.held))

@@ -30,9 +30,9 @@ class Apart:
     """The distance between two arrays.
 
     Attributes:
-        size: the root mean square of the first.
+        size: the root mean square of the first array.
         mean: the root mean square of the difference, relative to `size`.
-        worst: where it is largest, relative to the element and `size` together.
+        worst: the element with the largest difference, relative to its size and `size` together.
     """
 
     size: float
@@ -50,7 +50,7 @@ EQUAL = Apart(0.0, 0.0, Worst())
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-    """Return the distance of `b` from `a` in the elements that count. NaN is at distance 0 from NaN alone."""
+    """Return the distance of `b` from `a`, where `counts` is True. The distance of NaN is 0 from NaN, else infinite."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     if not a.size:
         return EQUAL
@@ -68,14 +68,14 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 @dataclass(frozen=True)
 class Allowance:
-    """An allowance for the distance of the inputs of two layers, relative to their size.
+    """An allowed distance of the inputs of two paired layers, relative to their size.
 
-    The operations between two attention layers are unknown. But the differences of earlier calls are known, and
-    rounding errors spread over all elements, so that few are much larger than most.
+    What the models compute between two attention layers is unknown. But the differences of earlier calls are known,
+    and rounding errors spread over all elements, so that few are much larger than most.
 
     Attributes:
-        dtype: the narrower of both dtypes, in which equal arrays are no distance apart.
-        unit: the roundoffs of both dtypes together.
+        dtype: the narrower of both dtypes; arrays that are equal in it have distance 0.
+        unit: the sum of the unit roundoffs of both dtypes.
         carried: the largest relative difference (root mean square) of the earlier calls, in inputs and outputs.
     """
 
@@ -94,15 +94,15 @@ class Allowance:
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-        """Return the distance of `b` from `a` in the elements that count; EQUAL if all are equal after rounding."""
+        """Return the distance of `b` from `a`, where `counts` is True; EQUAL if they are equal in `dtype`."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
-        """Return the largest difference from `a`, and what is allowed there."""
+        """Return the largest difference from `a`, and the allowed difference of the worst element."""
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return in words a distance and the allowed one; `whose` size: "their" or "its"."""
+        """Return in words a distance and the allowed one, relative to "their" or "its" (`whose`) size."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:

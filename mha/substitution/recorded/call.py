@@ -31,7 +31,7 @@ FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"),
 
 @dataclass(frozen=True, eq=False)
 class ComparedCall:
-    """One recorded call, with the reference's answer to it, by which its outputs are judged."""
+    """A recorded call (`problem`), with the reference's answer to it (`wanted`)."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """Return a call as a ComparedCall; this computes the reference's answer to it."""
+        """Return the ComparedCall for a call, after computing the reference's answer to it."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property
@@ -54,7 +54,7 @@ class ComparedCall:
         return ComparedCall.of(self.name, self.dtype, replace(self.problem, inputs=inputs))
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
-        """Return the judgement on the recorded outputs by the reference's answer, in the queries of `rows` (B, Lq)."""
+        """Return the judgement on the recorded outputs by the reference's answer, where `rows` (B, Lq) is True."""
         return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
@@ -63,11 +63,11 @@ class CallDifferences:
     """The differences of two calls in inputs, mask and past.
 
     Attributes:
-        inputs: the largest difference / allowed difference; None where shapes differ.
-        drift: the largest relative difference (root mean square) of inputs within the allowance.
+        inputs: the largest difference / allowed difference of the inputs; None if their shapes differ.
+        drift: the largest relative difference (root mean square) of inputs that differ by no more than is allowed.
         found: every Difference.
         notes: remarks in words.
-        rows: bool (B, Lq), the queries that are no padding; None where shapes differ.
+        rows: bool (B, Lq), True at queries that are no padding; None if shapes differ.
     """
 
     inputs: float | None = None
@@ -254,13 +254,13 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """Return how far the original's output (B, Lq, Do) moves with these `parts` of the port's call in its own.
+    """Return (B, Lq, Do) the change of the original's output if these `parts` of its call are replaced by the port's.
 
-    None if the sizes of the two calls don't fit.
+    The result is None if the sizes of the two calls don't fit.
 
     Args:
         a, b: the original's call and the port's.
-        rows: bool (B, Lq, 1), the queries that count.
+        rows: bool (B, Lq, 1), True at the queries to compare.
         parts: some of "inputs", "mask" and "layer".
     """
     own, other = a.wanted.problem, b.wanted.problem
@@ -281,10 +281,10 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 
 
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
-    """Return where the outputs are furthest apart, relative to what is allowed there.
+    """Return the Worst element of the two outputs.
 
-    The allowed difference is the sum of both bounds and of `drift` (B, Lq, Do), the effect of inputs that differ
-    within their allowance.
+    The allowed difference is the sum of both bounds and of `drift` (B, Lq, Do), the effect of inputs that differ by no
+    more than is allowed; None: no such effect.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
     return worst(a.output, b.output.astype(np.float64), slack, rows)
@@ -293,9 +293,9 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Return (differences, notes, worst error / allowed error of the port), for each call judged by the reference.
+    """Return (differences, notes, worst error / allowed error of the port), from judging each call by itself.
 
-    The outputs of each call are compared with the reference's answer to its own inputs, mask and weights.
+    The outputs of each call are compared with the reference's answer to that call's inputs, mask and weights.
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

@@ -29,10 +29,10 @@ class Before:
 
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
-        parted: True if outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        open: name of a call of the port that was not compared after the output projection -> whether both layers act
-            there.
-        rows: bool (B, L), True for queries of the last pair that are no padding; padding reaches no other row.
+        parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
+        open: name of a call of the port whose final output (after further code behind its output projection) was not
+            compared -> whether the layers of both models have such code, or only one.
+        rows: bool (B, L), True at queries of the last pair that are no padding; None if there is no such pair.
     """
 
     carried: float = 0.0
@@ -41,12 +41,12 @@ class Before:
     rows: NDArray[np.bool_] | None = None
 
     def up_to(self, name: str) -> str:
-        """Return in words up to where the outputs of a call of the port agree with the original's; "" if all do."""
+        """Return the words " up to its output projection" if nothing after it was compared in this call; else ""."""
         return " up to its output projection" if name in self.open else ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence on each uncompared call whose layers both do something after their output projection."""
+        """Return a sentence on each call in `open` whose layers both have code behind their output projection."""
         return tuple(
             f"Not judged: what {name} does {BEHIND}, where both do something."
             for name, both in self.open.items()
@@ -55,11 +55,11 @@ class Before:
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """Return a phrase on each uncompared call where one layer alone does something after its output projection."""
+        """Return a phrase on each call in `open` where only one model's layer has code behind its output projection."""
         return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
-        """Return bools: True for elements of an array outside rows of padding; None if it has no such rows."""
+        """Return bools that broadcast to the array: True outside padding; None if it has not these items and rows."""
         if self.rows is None or array.ndim < 3 or array.shape[:2] != self.rows.shape:
             return None
         counted: NDArray[np.bool_] = self.rows.reshape(*self.rows.shape, *(1,) * (array.ndim - 2))
@@ -69,7 +69,7 @@ class Before:
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
     """Return the verdicts on the ends of port `b`, compared with those of original `a`.
 
-    Ends are the recorded outputs of the whole model, and of modules that are no attention layers (such as a pooler).
+    Ends are the recorded outputs of the whole model and of modules that are no attention layers, such as a pooler.
     """
     found = []
     layers = {*(a.behind or ()), *(b.behind or ())}
@@ -81,10 +81,10 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 
 
 def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
-    """Return the verdict on what a pair of layers do after their output projections; None if neither does anything.
+    """Return the verdict on the final outputs of two layers; None if neither has code behind its output projection.
 
-    If both do something, their outputs are compared. If one does, its output is compared with that of the other's
-    projection, which is all that the other gives. What can't be compared is noted.
+    A layer without such code has its projection's output as its final output. If the two can't be compared, the result
+    is None too, and `before.open` gets an entry.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]

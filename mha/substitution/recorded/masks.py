@@ -26,15 +26,15 @@ FORGETS_CAUSAL = "it forgets that the mask is causal"
 def mask_differences(
     a: Expected, b: Expected, allowance: Allowance, rows: NDArray[np.bool_]
 ) -> tuple[list[Difference], list[str]]:
-    """Return the differences of the port's mask from the original's, and remarks on what is no difference.
+    """Return the differences of the port's mask from the original's, and remarks on forms that differ without effect.
 
-    Two masks are equal if every query may attend to the same keys, with the same bias there; so lengths may be equal
-    to an array, and -inf to False. A large negative number excludes a key if it leaves it a weight of exactly 0.
+    Two masks are equal if every query may attend to the same keys, with the same bias there; so lengths may equal an
+    array, and -inf False. A large negative number excludes a key if the key's weight is exactly 0 with it.
 
     Args:
         a, b: the reference's answers to the original's call and to the port's, which have one shape.
         allowance: how far biases may differ.
-        rows: bool (B, Lq), the queries that count.
+        rows: bool (B, Lq), True at the queries to compare.
     """
     weights = [np.asarray(one.trace.weights) for one in (a, b)]
     with np.errstate(invalid="ignore"):

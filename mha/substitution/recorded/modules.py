@@ -76,10 +76,10 @@ def modules_apart(
 
     Args:
         original, port: recordings of one call of each model.
-        layers: the report on their attention layers. What it finds wrong in a layer itself counts here too.
-        rows: bool (B, L), the positions that are no padding; None for all.
-        pairs: name of a module of the original -> name of the port's, where the search does not find it.
-        progress: is told what is being done.
+        layers: the report on their attention layers; a layer that is wrong in it is wrong here too.
+        rows: bool (B, L), True at positions that are no padding; None: all.
+        pairs: name of a module of the original -> name of the port's; needed where the search does not find the pair.
+        progress: called with what is being done.
 
     Raises:
         SpecError: `pairs` contradict each other, or an array can't be read.

@@ -20,7 +20,7 @@ class Pairing:
     """Pairs of calls, by position in each recording.
 
     Attributes:
-        how: how calls were paired: "name", "order", "the map", or "the same weights" (if one model has more layers).
+        how: what paired the calls: "name", "order", "the map", or "the same weights" (if one model has more layers).
         pairs: (call of the original, call of the port), in the order of the original's calls.
         remarks: sentences on the pairing.
     """
@@ -45,15 +45,15 @@ class Pairing:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return the last pair before a place in both recordings, and in words what was not compared before the place.
+        """Return the last pair of calls before a point in both recordings, and what was not compared there.
 
         Args:
             a, b: the original and the port.
-            until: how many calls of each recording stand before the place.
+            until: how many calls of each recording are before that point.
 
         Returns:
-            The last pair, or None. Then, in words, the calls after it that have no partner, and all attention modules
-            that were not recorded (their place is not known); "" if there are none.
+            The pair, or None. Then, in words, the calls after it that have no partner, and all attention modules that
+            were not recorded (when they were called is not known); "" if there are none.
         """
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
@@ -71,9 +71,9 @@ class Pairing:
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
     """Return the Pairing of the calls of an original with those of a port.
 
-    They are paired by name if the other recording has the name of every layer of the smaller one. Else, if one has
+    They are paired by name if the larger recording has the name of every layer of the smaller one. Else, if one has
     fewer layers, and some weights are those of exactly one of the original's layers, they are paired by weights, and
-    the other layers have no partner. Else they are paired in their order.
+    the other layers have no partner. Else they are paired in order.
 
     Args:
         a, b: the original and the port.

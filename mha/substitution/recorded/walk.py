@@ -38,11 +38,11 @@ def recordings_apart(
 
     Args:
         original, port: recordings of the same calls.
-        pairs: name of a layer of the original -> name of the port's, where names and order don't say it.
+        pairs: name of a layer of the original -> name of the port's; needed where names and order don't give the pair.
         patterns: names of the calls of either model that are reported; wildcards work.
         unseen: whether to report the bugs of the zoo that equal calls would not have shown.
-        before: a note that is filled in here, for comparisons that follow.
-        progress: is told what is being done.
+        before: a note that is filled in here, in place, for comparisons that follow.
+        progress: called with what is being done.
 
     Raises:
         SpecError: no call has a name of `patterns`, or a name in `pairs` is no layer's.

@@ -32,7 +32,7 @@ OF_OTHER_SIZES = "its sizes are not the original's, as those of another model"
 
 
 def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) -> tuple[list[Difference], list[str]]:
-    """Return the differences of the port's layer `b` from the original's `a` in settings and weights, and remarks.
+    """Return (differences of the port's layer `b` from the original's `a` in settings and weights, remarks).
 
     Weights are compared after rounding to the narrower of the two dtypes. A missing bias is equal to one of zeros,
     repeated key heads are equal to the grouped ones, and a scale may be part of the query weights.

@@ -24,14 +24,14 @@ class Difference:
     """One difference between two recorded calls.
 
     Attributes:
-        part: one of PARTS.
-        message: in words.
+        part: what differs, one of PARTS, such as "mask".
+        message: the difference in words.
         name: name of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
-        difference: the largest difference, where numbers were compared; else None.
-        allowed: the difference that was allowed there.
-        moves: how far this difference alone moves the original's output, computed with the reference; None if that
-            can't be computed.
-        shows: whether it moves the output beyond what is allowed.
+        difference: the largest difference of numbers; None if no numbers were compared.
+        allowed: the allowed difference of the same element; None if no numbers were compared.
+        moves: the largest change of the original's output that this difference by itself makes, computed with the
+            reference; None if that can't be computed.
+        shows: whether that change is larger than what is allowed.
         follows: whether it is a consequence of an earlier difference.
     """
 
@@ -50,13 +50,13 @@ class Backward:
     """A verdict on the gradients of a module: those of its inputs and parameters.
 
     Attributes:
-        status: one of the words that a module's status has.
+        status: as in ModuleResult.
         ratio: the worst error of all its calls, in units of the measured rounding; None if not judged.
-        place, index: the worst gradient, and the index of its worst element.
-        got, expected: the port's number there, and the original's.
-        reason: why they were not judged.
+        place, index: the name of the worst gradient, and the index of its worst element.
+        got, expected: the value of this element in the port, and in the original.
+        reason: why the gradients were not judged; else "".
         compared: the number of compared gradients, over all its calls.
-        left: what was not compared.
+        left: gradients that were not compared, in words.
     """
 
     status: Status
@@ -75,35 +75,35 @@ class ModuleResult:
     """A verdict on one module of the port.
 
     Attributes:
-        name, kind: where it stands in the port, and its class.
-        depth: how many modules stand around it.
+        name, kind: its name in the port, and its class.
+        depth: how many modules it is nested in.
         original: the name of the original's module; None for a module without one.
-        how: how the pair was found. For a wrong module without an original, where its fault was seen.
+        how: how the pair was found; for a wrong module without an original, where its fault was seen.
         original_kind: the class of the original's module; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it);
-            "through its parts" if only modules inside it are wrong; "divided otherwise" if it gives something else but
-            is right with the lines around it. When two recordings are compared, also "caused upstream": it differs
-            only because its inputs do.
+            "through its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are
+            right with the code around it; "equal"; or "not judged". Of two recordings also "caused upstream": it
+            differs only because its inputs do.
         ratio: the worst error of all its calls, in units of the measured rounding (8 are allowed); None if not judged.
             If a number is beyond its derived bound, the ratio is at least 8 * error / bound.
         allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.
         bound: the worst error / derived bound (1 is allowed); None without a bound. For two recordings, the worst
             difference / allowed difference.
-        rounding: the measured rounding as a fraction of what it gives.
-        place, index: the array and the element that are worst.
-        got, expected: the numbers there.
-        reason: why it was not judged, or another remark.
+        rounding: the measured rounding as a fraction of its output.
+        place, index: the place of the worst array, and the index of its worst element.
+        got, expected: the value of this element in the port, and in the original.
+        reason: why it was not judged, or another remark; else "".
         parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. For a wrong
             module also "reordered" (the original's numbers in another order), or "unseen" (the original's numbers, but
             the order that is meant is not known).
         order: for "reordered", which parameters are in which order; for "other", which ones differ, if not all do.
-        parameters_of: the name of the original's module that has these parameters, if it is another module.
-        own_lines: whether it is wrong even with right parts, so that its own lines are wrong.
-        unpaired: the modules inside that have no original: their lines count as its own.
-        among: names of its parts, one or more of which are wrong, if it is not known which ones.
-        padding: for an equal module, how many rows differ but do not count: rows of padding (no other row was seen to
-            depend on them), and rows of queries without a key.
-        uncompared: outputs that have no known counterpart in the original, and integers that differ.
+        parameters_of: the name of the original's module that has these parameters, if it is another one; else "".
+        own_lines: whether its own lines are wrong: it is wrong even with right outputs of the modules inside it.
+        unpaired: names of the modules inside it that have no original; their code counts as its own.
+        among: names of modules inside it, of which one or more are wrong, if it is not known which ones.
+        padding: for an equal module, how many rows differ but are not compared: padding (no other row was seen to
+            depend on them), and queries without a key.
+        uncompared: names of outputs without a known counterpart in the original, and of integers that differ.
         backward: the verdict on its gradients; None if none were recorded.
         differences: for two recordings, every difference of the call from the original's, in the order of PARTS.
     """
@@ -153,11 +153,11 @@ class WhereReport:
 
     Attributes:
         results: one for each module.
-        uncovered: modules with parameters of their own that are judged only as a part of the whole model.
+        uncovered: names of modules with own parameters that are judged only by the outputs of the whole model.
         dtype: the port's dtype.
         versions: package -> version, from the port's recording.
         pairs: name of the original's module -> name of the port's.
-        unseen: the bugs that an equal module could have without being wrong on these inputs.
+        unseen: the bugs with which a module that is equal would still be equal on these inputs.
         diagnosed: name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
         original: what the port was compared with: the live "model", or a "recording" of it. With a recording, `results`
             has a row for each call of an attention layer, or for each module if both recordings hold modules.
@@ -199,9 +199,9 @@ class WhereReport:
 
     @property
     def is_no_port(self) -> bool:
-        """Return whether the port seems to be of another model.
+        """Return whether the port seems to be one of another model.
 
-        That is so if the whole differs, and no module inside was judged or has the original's parameters.
+        That is so if the whole model differs, and no module inside it was judged or has the original's parameters.
         """
         inner = self.results[1:]
         known = any(one.status != "not judged" or one.parameters == "same" for one in inner)
@@ -209,10 +209,10 @@ class WhereReport:
 
     @property
     def equal(self) -> bool:
-        """Return whether the model and all that it gives were judged, and no module is wrong.
+        """Return whether the model and all its outputs were judged, and no module is wrong.
 
-        The verdict on the whole model covers the lines between modules, and modules that nothing else judges. With two
-        recordings it does not cover such modules, since the allowance at the model's end is wider.
+        The verdict on the whole model covers the code between modules, and modules without a verdict of their own. With
+        two recordings it does not cover such modules, since larger differences are allowed in the model's outputs.
         """
         model = self.results[0]
         covered = not self.uncovered or (self.original == "model" and model.status == "equal")

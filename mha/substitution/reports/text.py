@@ -36,7 +36,7 @@ def findings(report: WhereReport) -> Iterator[str]:
 
 
 def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
-    """Return groups of modules that are wrong in the same way and have the same name but for its first number."""
+    """Return groups of modules that are wrong in the same way, with names that differ only in their first number."""
     found: list[list[ModuleResult]] = []
     latest: dict[tuple[object, ...], list[ModuleResult]] = {}
     for one in report.results:
@@ -85,9 +85,9 @@ NO_PORT = (
 
 
 def tree(report: WhereReport) -> Iterator[str]:
-    """Yield a row for each module: its place, its verdict, its ratio, and the original's module.
+    """Yield a row for each module: its place in the tree, its verdict, its ratio, and the original's module.
 
-    Long names are cut in the middle; a reason that has no room stands on a line below.
+    Long names are cut in the middle; a reason that is too long for the row has a row of its own.
     """
     width = min(WIDEST, max(2 * one.depth + len(_own(one)) for one in report.results))
     for one in report.results:
@@ -116,7 +116,7 @@ def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
 
     Args:
         report: what was found.
-        whole: False for counts in place of the bugs.
+        whole: True for the bugs by name; False for how many there are.
     """
     if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
         least = sorted((FACTOR * one.rounding, _name(one.name)) for one in report.results if one.rounding)
@@ -168,7 +168,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
 
     Args:
         one: the verdict on the module.
-        around: name of a module around it that is wrong in its own lines; some of these lines may belong to this one.
+        around: name of a module around it whose own code is wrong, some of which may belong to this one; None for none.
     """
     if one.wrong_backward:
         return _backward(one)
