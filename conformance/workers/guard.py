@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 import threading
@@ -55,6 +54,8 @@ def _guard(worker: int) -> NoReturn:
         status = found if ended == worker else None
     end_descendants(os.getpid())
     if os.WIFSIGNALED(status):
+        import resource
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's is enough
         with suppress(OSError):  # SIGKILL always does what it does
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)

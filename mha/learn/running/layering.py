@@ -18,6 +18,7 @@ from conformance.cases.sequence import Asked
 from conformance.cases.table import all_cases, all_sequences, select
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
+from conformance.subjects import in_time
 from conformance.subjects.load import LoadedSubject, load_subject
 from conformance.workers.described import RemoteSubject
 from conformance.workers.execute import call
@@ -70,7 +71,7 @@ def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
     reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return Layered(reason=reason, printed=printed)
-    layered: Layered = call(Settings(), _judged, _remote(dialect, path, subject), name)
+    layered: Layered = _worked(_judged, dialect, path, subject, name)
     return replace(layered, printed=ask(dialect, SECONDS, printed_by, path))
 
 
@@ -84,10 +85,17 @@ def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> 
     if reason:
         return str(reason)
     try:
-        found: Explained = call(Settings(), explained, _remote(dialect, path, subject), cases)
+        found: Explained = _worked(explained, dialect, path, subject, cases)
     except SpecError as error:
         return shown(str(error), 300)
     return found
+
+
+def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *arguments: Any) -> Any:
+    """Return the result of some work on a prepared layer, done in a process of ours."""
+    if in_time.IS_ALONE:
+        return work(layer_of(path), *arguments)
+    return call(Settings(), work, _remote(dialect, path, subject), *arguments)
 
 
 def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
@@ -120,7 +128,7 @@ def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
     return (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
 
 
-def _judged(subject: RemoteSubject, name: str) -> Layered:
+def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:
     one = exercise(name)
     assert isinstance(one, LayerExercise)
     cases = cases_of(one)
@@ -143,7 +151,7 @@ def _is_full(case: Case) -> bool:
     return min(case.batch, case.query_len, case.key_len) > 0
 
 
-def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
+def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) -> Explained:
     """Return what explains a layer in these cases: an exercise's own mistakes, else bugs of the zoo.
 
     The returned bugs have no steps (functions), since these can't be sent to another process.
