@@ -5,6 +5,11 @@
 
   const INDENT = "    ";
   const DEEPER = { 2: "What is wrong?", 3: "What to change?", 4: "Show an answer" };
+  let kept = { getItem: () => null, setItem() {} }; // where a browser keeps nothing
+  try {
+    kept = localStorage;
+  } catch {}
+
   let worker = null, isReady = false, timer = 0;
   let asking = null; // the exercise that is being judged
 
@@ -80,7 +85,7 @@
       this.code.addEventListener("keydown", (event) => this.key(event));
       this.code.addEventListener("input", () => this.keep());
       fold.addEventListener("toggle", () => fold.open && start(), { once: true });
-      this.code.value = localStorage.getItem(`judge:${this.name}`) ?? this.given;
+      this.code.value = kept.getItem(`judge:${this.name}`) ?? this.given;
       this.keep();
       this.show("", "");
     }
@@ -94,7 +99,7 @@
     keep() {
       this.copy.textContent = this.code.value; // what is printed
       this.code.rows = Math.max(6, this.code.value.split("\n").length + 1);
-      localStorage.setItem(`judge:${this.name}`, this.code.value);
+      kept.setItem(`judge:${this.name}`, this.code.value);
     }
 
     edit(text) {

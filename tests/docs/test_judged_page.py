@@ -13,7 +13,7 @@ import pytest
 from _data import pyodide
 from _ext.lessons.course import COURSE
 from mha.learn.exercises import exercise
-from mha.learn.handout.folder import answered, code_of, heading
+from mha.learn.handout.folder import answered, code_of
 from mha.learn.handout.sources import answer
 from mha.learn.hints import hint
 from mha.learn.running.here import written
@@ -97,8 +97,9 @@ def of_command(name, text, level=1):
 def test_every_right_answer_is_right(shown, address, page):
     browser = shown(page)
     for name in PAGES[page]:
-        status, words = said(browser, name, f"{heading(exercise(name))}\n\n\n{answer(exercise(name))}\n")
-        assert (status, words.partition("\n")[0]) == ("right", of_command(name, answered(exercise(name)))), words
+        whole = answered(exercise(name))
+        status, words = said(browser, name, whole.partition('\n"""\n\n')[2])
+        assert (status, words.partition("\n")[0]) == ("right", of_command(name, whole)), words
     assert browser.console() == []
     foreign = [one for one in browser.requests() if not one.startswith((address, "data:", "blob:", "about:"))]
     assert foreign == []
