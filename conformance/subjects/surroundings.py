@@ -46,8 +46,7 @@ def kept_surroundings() -> Iterator[None]:
 @contextmanager
 def kept_numpy() -> Iterator[None]:
     """Return a context after which NumPy's and Python's own functions are what they were, whatever was put there."""
-    modules = (builtins, *(module for name, module in sys.modules.items() if f"{name}.".startswith("numpy.")))
-    before = [(vars(module), dict(vars(module))) for module in modules]
+    before = [(vars(module), dict(vars(module))) for module in (builtins, np, np.linalg)]
     options, errors = np.get_printoptions(), np.geterr()
     try:
         yield
