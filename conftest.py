@@ -118,6 +118,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 NIGHTLY = {
+    "tests/backends/jax/test_probes.py": "probes of deviations see them",
+    "tests/backends/tf/test_probes.py": "probes of deviations see them",
+    "tests/backends/torch/test_probes.py": "probes of deviations see them",
     "tests/backends/test_linear_memory.py": "memory grows with the length, and not with its square",
     "tests/conformance/calibration": "no right formulation is outside its bound",
     "tests/conformance/conditions": "the cases meet nearly every condition of a user's call",
@@ -162,14 +165,21 @@ def _promise(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is nightly, whatever else `-m` says, unless it names that mark."""
     numbers: Counter[str] = Counter()
+    unmet: dict[str, set[str]] = {}
     for item in items:
         name = item.nodeid.partition("[")[0]
         numbers[name] += 1
         mark = item.get_closest_marker("nightly")
+        if mark and (call := getattr(item, "callspec", None)):
+            unmet.setdefault(name, set(mark.kwargs.get("but", ()))).discard(call.id)
         if mark and _is_daily(item, numbers[name] - 1, **mark.kwargs):
             item.own_markers[:] = [own for own in item.own_markers if own.name != "nightly"]
         elif _promise(item):
             item.add_marker("nightly")
+    some_alone = any("::" in given for given in config.args) or config.getoption("lf", default=False)
+    if not some_alone and _names(config) == list(BACKENDS):
+        for name in (name for name, ids in unmet.items() if ids):
+            raise pytest.UsageError(f"{name}: {min(unmet[name])!r}, which is to run by day, is no id of its tests")
     if "nightly" not in config.getoption("markexpr"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)

@@ -90,7 +90,7 @@ class CaseUnit(Unit):
         cases: ids of the table or of random cases, or whole cases that can be pickled.
         before: one more case, which is asked first, and again after the first of `cases`; None: no such case.
         known: the deviations that must be seen.
-        again: how often the subject is asked again.
+        again: how often the subject is asked each case again.
         series: a name that the units of one run and one subject share, and no others.
     """
 

@@ -43,7 +43,7 @@ def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> 
 
     Args:
         things: the cases or bugs to choose from.
-        patterns: of ids.
+        patterns: patterns of ids.
         unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes. An id that
             is nearly the pattern follows.
 

@@ -35,7 +35,7 @@ FAST_IN_WIDE = frozenset(
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of what is asked in one run.
+    """A plan of the questions of one run.
 
     Args:
         subjects: all subjects of the run.

@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 
 def run_case(case: Asked, subject: Subject, known: Deviations | None = None) -> Result:
-    """Judge one subject by one case. An exception of the subject becomes a Result.
+    """Return the Result of one subject in one case. An exception of the subject becomes a Result.
 
     Args:
         case, subject: the case, or a sequence of calls, and the subject that is asked.

@@ -67,7 +67,7 @@ def twice(
 
     Args:
         subjects: those of one backend and dtype stand together; they share the two processes.
-        patterns: which cases; none: all.
+        patterns: of the cases' names; () for all.
         executor, settings: where processes are started from, and which interpreters.
 
     Raises:

@@ -57,6 +57,7 @@ html_static_path = ["_static"]
 html_css_files = ["parallel.css", "phrases.css", "site.css"]
 html_copy_source = False
 html_show_copyright = False
+html_search_scorer = str(EXTENSIONS / "scorer.js")
 html_show_search_summary = False  # excerpts are fetched, and a page that was opened from disk can't fetch
 pygments_style = "default"
 pygments_dark_style = "github-dark"

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ RESULTS = {
         "second": "queries=queries[1] keys=keys[1] values=keys[1] num_heads=5 allowed=allowed[5] weights=weights[5:] "
         "heads=heads[5:] output=output[1] "
         "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+        "class": "queries=queries[0] keys=keys[0] values=keys[0] num_heads=5 allowed=allowed[0] output=made[0] "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
         "grouped": "queries=projected_q[0][:,:80] keys=projected_k[0][:,:40] values=projected_v[0][:,:40] "
         "num_heads=4 num_kv_heads=2 output=grouped",
     },
@@ -96,12 +99,12 @@ stand after the last cell. NAME alone stands for NAME=NAME. Names that are no pa
 
 
 def lessons() -> tuple[str, ...]:
-    """The names of the lessons: the folders with a text."""
+    """Return the names of the lessons, which are the folders with a text."""
     return tuple(sorted(path.parent.name for path in HERE.glob("*/lesson.md")))
 
 
 def cells_of(source: str) -> dict[str, str]:
-    """The cells of a file, by name and in their order. Raises ValueError if two have one name, or code is in none.
+    """Return the cells of a file by name, in their order. ValueError if a name occurs twice, or code is in no cell.
 
     >>> cells_of("# %% one" + chr(10) + "x = 1" + chr(10) + "# %% two" + chr(10) + "print(x)")
     {'one': 'x = 1', 'two': 'print(x)'}
@@ -124,7 +127,8 @@ def run(lesson: str, framework: str, folder: Path = HERE) -> tuple[dict[str, str
     """
     path = folder / lesson / f"in_{framework}.py"
     printed: dict[str, str] = {}
-    namespace: dict[str, Any] = {"__name__": f"lesson_{lesson}"}
+    module = sys.modules[f"lesson_{lesson}"] = ModuleType(f"lesson_{lesson}")  # a class finds its annotations there
+    namespace = module.__dict__
     try:
         cells = cells_of(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ SHOWN = 12
 
 
 class UnreadWarning(UserWarning):
-    """Some modules that look like attention were not read, so the results do not hold for them."""
+    """A warning: some modules that look like attention were not read, so the results do not hold for them."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Coverage:
 
     @property
     def not_judged(self) -> str:
-        """Return what a verdict on the layers read leaves open, in one line; "" where all asked for were read.
+        """Return one line on what a verdict on the read layers leaves open; "" if all layers asked for were read.
 
         >>> print(Coverage(("a",), (Unread("c", "mine.MHA", "uncalled"),)).not_judged)
         Not judged: 1 of 2 modules that look like attention: c (never called).
@@ -139,15 +139,15 @@ class Survey:
             self._met[key] = _Met(name, module, parts, within and frozenset(within()), known, asked, sure)
 
     def settle(self, module: Any, *, known: bool) -> None:
-        """Say of a module that was met that it is read after all, or that it is not."""
+        """Note whether a module that was met is read after all."""
         for one in self._met.values():
             if one.module is module:
                 one.known = known
 
     def read_inside(self, name: str) -> str:
-        """Say that the attention of this name is read, and return the module that counts for it.
+        """Note that the attention of this name is read, and return the name of the module that counts for it.
 
-        It is the outermost one around it with projections; without one, the innermost.
+        That is the outermost module around it with projections; without one, the innermost.
         """
         around = [
             one for one in self._met.values() if not one.name or re.match(rf"{re.escape(one.name)}([./]|$)", name)
@@ -246,7 +246,7 @@ def has_projections(parts: Iterable[str]) -> bool:
 
 
 def roles_of(part: str) -> set[str]:
-    """Return which of q, k and v a part of this name computes; none if its name has another word."""
+    """Return which of q, k and v a part computes, by its name; none if the name has another word."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
         return {"q", "k", "v"}
@@ -273,7 +273,7 @@ def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool
 
 
 def class_like_attention(name: str) -> bool:
-    """Return whether the name of a class is one of attention.
+    """Return whether a class's name says that it is attention.
 
     >>> class_like_attention("BertSelfAttention"), class_like_attention("AttentionMask")
     (True, False)

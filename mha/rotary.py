@@ -26,7 +26,7 @@ _CLASS = re.compile(r"rotary|rope(?![a-z])", re.IGNORECASE)
 
 
 def setting_of(config: Mapping[str, Any]) -> str | None:
-    """Return what in a model's config says that it has rotary positions; None if nothing does.
+    """Return the setting of a model's config that says that it has rotary positions; None without one.
 
     >>> setting_of({"model_type": "llama", "rope_theta": 10000.0}), setting_of({"model_type": "falcon", "alibi": False})
     ('rope_theta', "model_type 'falcon'")
@@ -46,7 +46,7 @@ def setting_of(config: Mapping[str, Any]) -> str | None:
 
 
 def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
-    """Return what in a live layer says so: a setting of its config, or a module of a rotary class; else None."""
+    """Return the setting of its config, or the rotary module inside, by which a layer is rotary; None without one."""
     own = getattr(module, "config", None)
     described = getattr(own, "to_dict", None)
     setting = setting_of(described()) if callable(described) and "transformers" in type(own).__module__ else None

@@ -32,6 +32,9 @@ BLOCK = 2
 OPTIMIZED = {"compiled": "optimized", "fast": "fast-optimized"}
 """Path -> the one that computes the same, compiled with the framework's own settings where a backend has others."""
 
+OTHER_NAMES = {"keras": "tf", "tensorflow": "tf", "flax": "jax", "pytorch": "torch"}
+"""Name that somebody may give a backend -> its own."""
+
 Run = Callable[[AttentionInputs], Trace]
 """Runs one prepared layer: inputs in NumPy -> Trace in NumPy."""
 
@@ -54,7 +57,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """A description of what decides how exact the softmax of a path is.
+    """A description of a path's softmax, as far as its accuracy depends on it.
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.
@@ -115,26 +118,26 @@ class Backend(ABC):
         return tuple(path for path in self.paths() if path not in ("eager", "fast", "blocks"))
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
-        """Return how `path` computes its softmax on `device`."""
+        """Return the SoftmaxKernel of `path` on `device`."""
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the path like `path`, but compiled with the framework's own settings; `path` if there is none."""
+        """Return the variant of `path` that is compiled with the framework's own settings; `path` if there is none."""
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
         """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.
 
-        A backend that compiles nothing does nothing. This changes no other backend, and no global state: an entry in
-        the folder belongs to what it was compiled from, by which versions, with which flags, for which machine. A
-        folder that is damaged or can't be written to is no error.
+        A backend that compiles nothing does nothing. This changes no other backend, and no global state: the key of a
+        program in the folder is its source, the versions, the flags and the machine. A folder that is damaged or can't
+        be written to is no error.
         """
         return
 
     @abstractmethod
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        """Make the layer; `prepare` calls this with checked and rounded arguments.
+        """Make the layer from arguments that `prepare` has checked and rounded.
 
         Returns:
             The function that runs the layer; a `Prepared` if its weights can be changed later.
@@ -199,12 +202,15 @@ def load(name: str) -> Backend:
     Traceback (most recent call last):
     ...
     mha_core.errors.BackendError: backend 'pytroch' is not known (known: jax, mxnet, tf, torch); did you mean torch?
+    >>> load("keras")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.BackendError: backend 'keras' is not known (known: jax, mxnet, tf, torch); did you mean tf?
     """
     found = _entry_points()
     if name not in found:
-        raise BackendError(
-            f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'}){meant(name, found)}"
-        )
+        near = meant(OTHER_NAMES.get(name, name), found)
+        raise BackendError(f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'}){near}")
     entry_point = found[name]
     try:
         factory = entry_point.load()
@@ -232,8 +238,8 @@ def load(name: str) -> Backend:
 def use_compile_cache(backend: Backend) -> None:
     """Let a backend keep its compiled programs in the user's folder, unless MHA_COMPILE_CACHE is "off".
 
-    Each of our processes that runs backends calls this once for each, right after `load`; importing or loading a
-    backend never does. See docs/costs.md.
+    Each process of ours calls this once per backend, right after `load`. Importing or loading a backend never calls it.
+    See docs/costs.md.
     """
     folder = kept_folder()
     if folder is not None:

@@ -32,7 +32,7 @@ class ReadCall(NamedTuple):
         inputs: its inputs.
         outputs: what it returned, by stage: `output`, and `weights` if it returned them per head.
         dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
-        parameters: the dtype of the weights, if the layer casts them to `dtype` as it computes.
+        parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes.
         assumed: in words, the settings that neither the layer states nor its numbers confirm; "" if there are none.
     """
 
@@ -144,12 +144,12 @@ def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping
 
 
 def as_lens(lens: NDArray) -> NDArray:
-    """Return lengths as integers; examples of d2l.ai also have them as whole floating-point numbers, such as 3.0."""
+    """Return lengths as integers; examples of d2l.ai also give them as floating-point numbers, such as 3.0."""
     return lens.astype(np.int64) if lens.dtype.kind == "f" and (lens == np.floor(lens)).all() else lens
 
 
 def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
-    """Return whether a layer has the parts of d2l.ai's: num_heads, four projections of this kind, and its arguments."""
+    """Return whether a layer looks like d2l.ai's: num_heads, four projections of type `kind`, the same arguments."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
 
@@ -160,7 +160,7 @@ def takes_lens(call: Callable[..., Any]) -> bool:
 
 
 def refuse_dropout(*, training: bool, rate: float) -> None:
-    """Raise SpecError if dropout is active, because it can't be seen which weights are dropped."""
+    """Raise SpecError if dropout is active, because nobody can see which weights it drops."""
     if training and rate > 0.0:
         raise SpecError(
             f"dropout={rate} is active, and which weights it drops can't be seen. "
@@ -177,7 +177,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) of each chosen module, but none inside a chosen one whose adapter is not open."""
+    """Yield (name, module, adapter) of each chosen module; modules inside it only if its adapter is open."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

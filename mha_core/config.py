@@ -56,9 +56,9 @@ Kept = TypeVar("Kept")
 
 
 class Given(Generic[Said, Kept]):
-    """The type of a config's field that a caller gives as `Said`, and that a config has as `Kept`.
+    """The type of a config's field that callers set as `Said`, and that the config stores as `Kept`.
 
-    Only type checkers use it, which read it as a descriptor. At run time a config has the value itself.
+    Type checkers read it as a descriptor. At run time a config has the value itself.
     """
 
     if TYPE_CHECKING:
@@ -221,7 +221,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def head_shapes(self) -> HeadShapes:
-        """Return how many heads queries, keys and values have, and how wide each is."""
+        """Return the number and the width of the heads of queries, keys and values."""
         return HeadShapes(
             (self.num_heads, self.head_dim),
             (self.num_kv_heads, self.head_dim),
@@ -230,7 +230,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the fields of the parts that the layer has, of PARTS."""
+        """Return the names of the optional parts (PARTS) that the layer has."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
@@ -263,7 +263,7 @@ Got embed_dim=100, num_heads=3.
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionConfig:
-        """Return the config that `to_dict` described. Raises SpecError on an unknown or missing field.
+        """Return the config from the result of `to_dict`. Raises SpecError on an unknown or missing field.
 
         >>> config = AttentionConfig(8, 2, bias={"q_proj": True})
         >>> AttentionConfig.from_dict(config.to_dict()) == config

@@ -59,8 +59,7 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
 def check_held(name: str, array: NDArray, dtype: str) -> None:
     """Raise SpecError unless every number of `array`, whatever its own dtype, is one of `dtype`.
 
-    This is for arrays that are said to come from a dtype with wide bounds, such as float16: more exact numbers must not
-    be judged by these bounds.
+    float16 and the like have wide bounds, by which arrays of more exact numbers must not be judged.
 
     >>> check_held("output", np.array([1.0, 1.015625]), "bfloat16")
     >>> check_held("output", np.array([1.0, 1.01]), "bfloat16")

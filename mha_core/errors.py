@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences for colours and bold letters, which frameworks put into their messages."""
+
+HEADS = re.compile(
+    r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?\w*)?|\n *Arguments received by .*", re.DOTALL
+)
+"""What TensorFlow and Keras put around the sentence of an error: where it ran, and all arguments of the layer."""
 
 LONGEST_MESSAGE = 4000
 """Most characters of a message; a longer one is cut in the middle."""
@@ -25,10 +30,10 @@ LONGEST_REASON = 300
 
 
 def shown(text: object, longest: int = LONGEST_NAME) -> str:
-    r"""Return a text from outside as a message or table may show it: printable, and cut in the middle if it is long.
+    r"""Return a text from outside in the form for messages and tables: printable, and cut in the middle if it is long.
 
     Characters that are not printable (line ends, escape sequences, marks that reverse the direction of writing) are
-    written as Python writes them. Markup of the package rich is left as it is: who prints by rich escapes it there.
+    written as Python writes them. Markup of the package rich stays; code that prints with rich must escape it.
 
     >>> shown("layer.0\x1b[2J\n"), shown("a" * 200 + "z", longest=12)
     ('layer.0\\x1b[2J\\n', 'aaaa ... aaz')
@@ -44,7 +49,7 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
     """Return name -> a short form of at most `longest` characters.
 
-    If one name is longer, the parts with which all begin are left out; what is still too long is cut in the middle.
+    If one name is longer, all lose the parts with which all begin; names that are still longer are cut in the middle.
 
     >>> short_names(["encoder.layer.0.attention", "encoder.layer.11.attention"], 20)
     {'encoder.layer.0.attention': '...0.attention', 'encoder.layer.11.attention': '...11.attention'}
@@ -76,7 +81,7 @@ MOST_MEANT = 3
 
 
 def meant(text: str, known: Iterable[str]) -> str:
-    """Return what may have been meant by a text that is none of the known ones, as the end of a message; "" for none.
+    """Return the end of a message: which of the known texts an unknown text may mean; "" for none.
 
     >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"]), meant("no-scale", ["no-scaled", "scale-missing"])
     ('; did you mean keras?', '', '; did you mean scale-missing?')
@@ -109,15 +114,15 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
-def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
+def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str]) -> list[str]:
     """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
 
     Args:
         blocks: several rows each, which stay together.
         room: the most rows; a first block that is longer ends with "...".
-        left: the row for what is left out, with {} for how many blocks that is.
+        left: the number of blocks that are left out -> the row about them.
 
-    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more"), fitted([["a", "  b", "  c"]], 2, "")
+    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
     """
     kept = [*blocks]
@@ -126,11 +131,11 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
     more, rows = len(blocks) - len(kept), [row for block in kept for row in block]
     if len(rows) > room - bool(more):
         rows[room - bool(more) - 1 :] = ["  ..."]
-    return [*rows, *[left.format(more)] * bool(more)]
+    return [*rows, *[left(more)] * bool(more)]
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
-    """Return the command that installs an installed package with an extra, from where it came: a clone or a wheel file.
+    """Return the command that installs a package with an extra, from where it came: a clone or a wheel file.
 
     >>> install_command("torch", "no-such-package")
     "pip install 'no-such-package[torch]'"
@@ -158,7 +163,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
 
     Args:
         error: anything that was raised.
-        whole: all of its lines, joined to one, as far as there is room.
+        whole: whether to join all its lines, as far as there is room.
 
     >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
     ('ValueError: no such axis', 'AssertionError')
@@ -166,8 +171,10 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     'ValueError: no such axis: 3'
     >>> one_line(RuntimeError("Error(s) in loading state_dict for Layer:\n    Missing key(s): 'a.bias'.\n    Size: 3"))
     "RuntimeError: Missing key(s): 'a.bias'."
-    >>> one_line(ValueError("Exception encountered when calling Layer.call().\n\n\x1b[1mNo mask\x1b[0m\n\nArguments:"))
-    'ValueError: No mask'
+    >>> head = "Exception encountered when calling L.call().\n\n\x1b[1m{{function_node __wrapped__AddV2_device_/CPU:0}}"
+    >>> tail = "[Op:AddV2] name: \x1b[0m\n\nArguments received by L.call():\n x=3"
+    >>> one_line(ValueError(f"{head} Incompatible shapes {tail}"))
+    'ValueError: Incompatible shapes'
     """
     if isinstance(error, ErrorElsewhere):
         return shown(str(error), LONGEST_REASON)
@@ -175,7 +182,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
         said = "".join((str(error), ""))  # a str, and no subclass with methods of its own
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
-    lines = [line.strip() for line in COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]).splitlines() if line.strip()]
+    said = HEADS.sub("", COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     if not whole and len(lines) > 1 and lines[0].startswith("Exception encountered when calling "):  # Keras' own head
         lines = lines[1:]
     if not whole and len(lines) > 1 and lines[0].endswith(":"):
@@ -206,7 +214,7 @@ class BackendError(RuntimeError):
 
 
 class ErrorElsewhere(BackendError):
-    """A stand-in for an exception in another process; the message is that exception's type and line, as by `one_line`.
+    """A stand-in for an exception of another process. Its message is that exception's `one_line`.
 
     >>> one_line(ErrorElsewhere("KeyError: 'a'"))
     "KeyError: 'a'"

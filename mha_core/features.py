@@ -60,11 +60,11 @@ class Feature:
         options: keyword parameter of a plain function -> its value.
         needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
         plain: fields of a config that can't be read from the arrays of a layout -> their values without the feature.
-        layout: what layers that a layout belongs to do instead. Default, for a row with `plain`: made from `words`.
-        arithmetic: whether it changes what is computed from given arrays; if a function lacks it, that is said first.
-        alone: whether nothing else is worth saying of a layer that has it.
+        layout: what layers of a known layout do instead. Default, for a row with `plain`: made from `words`.
+        arithmetic: whether it changes what is computed from given arrays. Messages name such features first.
+        alone: whether a message about a layer with it names nothing else.
         bends: whether a score with it is no longer a multiple of queries . keys.
-        faint: values of the field in `plain` that calls may fail to show; the value that shows least comes first.
+        faint: values of the field in `plain` whose effect calls may fail to show, the weakest first.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Feature:
     faint: tuple[float, ...] = ()
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
-        """Return why a layout of parameters can't hold such a layer, to follow "layout 'x' ..."; None if it can."""
+        """Return why a layout of parameters can't hold such a layer, as the end of "layout 'x' ..."; None if it can."""
         if not (self.layout or self.plain) or not self.present(config, None):
             return None
         said = self.layout or f"belongs to layers without {self.words}"
@@ -89,7 +89,7 @@ class Feature:
 
 
 def finite_bias(bias: NDArray) -> NDArray:
-    """Return the additive bias in its own shape, 0 where -inf excludes: the mask of keys says that already."""
+    """Return the additive bias in its own shape with 0 in place of -inf, which the mask of keys already expresses."""
     return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 
@@ -257,7 +257,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def bending(config: AttentionConfig) -> list[Feature]:
-    """Return the features of a config that bend: with any, a score is no longer a multiple of queries . keys.
+    """Return the features of a config that `bend`: scores are then no longer a multiple of queries . keys.
 
     >>> bending(AttentionConfig(6, 2, scale=3.0)), [row.name for row in bending(AttentionConfig(6, 2, softcap=3.0))]
     ([], ['softcap'])
@@ -266,7 +266,7 @@ def bending(config: AttentionConfig) -> list[Feature]:
 
 
 def plain_fields() -> dict[str, Any]:
-    """Return each field of a config that can't be read from the arrays of a layout -> its value in the plain layer.
+    """Return field -> value in the plain layer, for the fields of a config that a layout's arrays can't show.
 
     >>> plain_fields()["scale"] is None
     True

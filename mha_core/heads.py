@@ -20,7 +20,7 @@ from mha_core.errors import SpecError
 
 
 class HeadShapes(NamedTuple):
-    """A pair for each of queries, keys and values: how many heads it has, and how wide each is."""
+    """The heads of queries, keys and values: for each, a pair (number of heads, width of one)."""
 
     queries: tuple[int, int]
     keys: tuple[int, int]

@@ -38,12 +38,12 @@ class Handover(NamedTuple):
         keys, values: (B, G, Lk, d) and (B, G, Lk, dv), including those of a cache.
         output: (B, H, Lq, dv); None if it is not known.
         dtype: the dtype of all of them, by name; bfloat16 numbers are in float32 arrays.
-        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk); in an additive one, -inf or the
-            lowest number of its dtype excludes a key, in a row with other keys. Keys beyond Lk are cut off.
+        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). In an additive one, -inf
+            excludes a key, and so does the dtype's lowest number in a row with other keys. Keys beyond Lk are cut off.
         causal: whether query i attends to keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
-        sinks: (H,), one more score for each head, which only the softmax's denominator has; None: none.
+        sinks: (H,), one more score for each head, in the softmax's denominator alone; None: none.
         weights: (B, H, Lq, Lk), if they were returned; weights of another shape are ignored.
     """
 
@@ -60,7 +60,7 @@ class Handover(NamedTuple):
     weights: NDArray | None = None
 
     def given(self) -> tuple[AttentionConfig, AttentionInputs]:
-        """Return what the function is handed, in terms of the definition: attention without projections.
+        """Return the function's arguments in terms of the definition: attention without projections.
 
         A sink is one more key of zeros, whose value is 0 and whose bias is the sink: its score is 0 * scale + sink.
 
@@ -108,7 +108,7 @@ class Handover(NamedTuple):
         return config, inputs
 
     def read(self) -> ReadCall:
-        """Return the call in terms of the definition. Raises as `given` does, or if the output's shape is wrong."""
+        """Return the call in terms of the definition. Raises as `given` does, or if the output has a wrong shape."""
         config, inputs = self.given()
         wanted = (len(inputs.keys), config.num_heads, inputs.queries.shape[2], config.value_head_dim)
         if self.output is None or self.output.shape != wanted:
@@ -207,9 +207,9 @@ def _as_spec(error: Exception) -> SpecError:
 
 @contextmanager
 def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
-    """Return a context in which `wrapped` replaces a function under every name that an imported module has for it.
+    """Return a context in which `wrapped` replaces a function under all its names in imported modules.
 
-    Default arguments and attributes of objects keep the function itself.
+    Default arguments and attributes of objects still hold the function itself.
     """
     found: list[tuple[Any, str]] = []
     for module in list(sys.modules.values()):
@@ -225,7 +225,7 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """Return the name and the `self` of the innermost frame whose `self` has a name; ("", None) if none has."""
+    """Return (name, self) of the innermost frame whose `self` has a name by `name_of`; ("", None) if none has."""
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)
@@ -236,7 +236,7 @@ def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
 
 
 def windowed(left: int, right: int, query_len: int, key_len: int) -> NDArray[np.bool_]:
-    """Return bool (1, 1, Lq, Lk): True for keys from `left` before a query's own position to `right` after it."""
+    """Return bool (1, 1, Lq, Lk): True for keys from `left` before to `right` after a query's own position."""
     offset = np.arange(key_len) - np.arange(query_len)[:, None]
     found: NDArray[np.bool_] = ((offset >= -left) & (offset <= right))[None, None]
     return found

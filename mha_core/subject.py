@@ -27,7 +27,7 @@ OTHER_NAMES = {"gqa": "grouped", "rope": "rotary", "kv_cache": "past", "qk_norm"
 
 @dataclass(frozen=True, init=False)
 class Capabilities:
-    """The features of the definition that a layer can express; a case with any other can't be asked of it.
+    """The features of the definition that a layer can express; cases with other features are not put to it.
 
     Args:
         features: names of the rows of `mha_core.features.FEATURES` that it has.
@@ -94,7 +94,7 @@ def _is_lengths(config: AttentionConfig, inputs: AttentionInputs) -> bool:
 
 
 def one_width(layer: str, config: AttentionConfig) -> int:
-    """Return H * d, for layers like d2l.ai's with every projection that wide; SpecError if the config differs.
+    """Return H * d, the width of every projection of layers like d2l.ai's; SpecError if the config's widths differ.
 
     >>> from mha_core import AttentionConfig
     >>> one_width("d2l.ai's layer", AttentionConfig(12, 4, output_dim=10))
@@ -115,8 +115,7 @@ def one_width(layer: str, config: AttentionConfig) -> int:
 class NativeSubject(ABC):
     """One layer of a framework, along one of its paths, as a subject.
 
-    `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject` names such a subclass, and calls it
-    with the dtype.
+    `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject` calls a subclass with the dtype.
 
     Attributes:
         name: its name in reports, such as "torch.nn.MultiheadAttention (need_weights)".

@@ -75,7 +75,7 @@ def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0)
 
     Matrices are uniform in +-sqrt(6 / (in + out)) (Glorot & Bengio 2010, equation 16), and so is the additive score's
     vector, as a matrix with one row. Biases are `bias_scale` times standard normal numbers, and weights of a query-key
-    norm are 1 plus such numbers. 0, the default, is what layers start with; anything else is for tests.
+    norm are 1 plus such numbers. Layers start with `bias_scale` 0; other numbers are for tests.
 
     >>> weights = init_weights(AttentionConfig(6, 2), seed=0)
     >>> weights["q_proj.weight"].shape, weights["q_proj.weight"].flags.writeable
@@ -96,7 +96,7 @@ def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0)
 
 
 def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
-    """Check weights, and return them in canonical order as read-only views; SpecError if they are wrong.
+    """Return checked weights in canonical order, as read-only views; SpecError if they are wrong.
 
     Every array of `weight_shapes(config)` must be there, and no other; floating-point (float64,
     float32 or float16), of the right shape, and finite. CheckedWeights of this config are not checked again.
@@ -143,7 +143,7 @@ def _check_finite(name: str, array: NDArray) -> None:
 
 
 class CheckedWeights(Mapping[str, NDArray]):
-    """Weights that were checked for `config` and stay right: nobody else holds the arrays, and none can be written."""
+    """Weights that were checked for `config` and stay right, because nobody can write to the arrays."""
 
     def __init__(self, config: AttentionConfig, arrays: Mapping[str, NDArray]) -> None:
         self.config = config
@@ -203,8 +203,8 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
-    If `load_weights` read the same numbers from a file of `mha convert`, what that file says of the layer ("proved",
-    "known" or "moved") goes into this file too, whatever happened to the numbers in between.
+    If `load_weights` read the same numbers from a file of `mha convert`, the new file repeats that file's statement
+    about the layer ("proved", "known" or "moved"), whatever happened in between.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)
@@ -222,7 +222,7 @@ def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights:
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:
-    """Read a file that `save_weights` wrote.
+    """Return config and weights from a file that `save_weights` wrote.
 
     Raises:
         SpecError: the file is not safetensors, is truncated, holds no config, or its arrays do

@@ -56,7 +56,7 @@ COMPILER_OPTIONS: dict[str, CompilerOptions] = {
 
 
 class JaxBackend(Backend):
-    """The backend that runs backends.jax.MultiHeadAttention: under jax.jit, as its users do, or slowly, op by op."""
+    """The backend that runs backends.jax.MultiHeadAttention: under jax.jit as its users do, or slowly, op by op."""
 
     name = "jax"
     slow_to_prepare = True

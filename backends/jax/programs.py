@@ -61,7 +61,7 @@ class KeptProgram:
         static: positions of the static arguments; all others are pytrees of arrays.
         device: the device that it runs on.
         kept: the store of programs.
-        origin: the text for what the function is traced from, which `origin` returns; None if there is no such text.
+        origin: the result of `origin`: a text about the code from which the function is traced, or None.
         options: the compiler's options; None for JAX's own settings.
     """
 
@@ -217,9 +217,9 @@ def text_key(text: str) -> str:
 
 
 def origin(layer: Any, path: str) -> str | None:
-    """Return a text for what a layer's program is traced from: `path`, the layer, all code, and Python.
+    """Return a text that identifies what a layer's program is traced from: `path`, the layer, all code, and Python.
 
-    It does not hold the arguments. None if a field of the layer has no exact text (see `exact`), or code can't be read.
+    The arguments are not in it. None if a field of the layer has no exact text (see `exact`), or code can't be read.
     """
     if CODE is None:
         return None
@@ -263,6 +263,6 @@ def exact(value: Any) -> str:
 
 
 def kept_in(folder: Path, versions: dict[str, str], options: object) -> Kept:
-    """Return the store in `folder` for programs of these versions and options, on this machine in this environment."""
+    """Return the store in `folder` for programs of these versions and options, for this machine and environment."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(SETTINGS))
     return Kept(folder / folder_for({PROJECT: version(PROJECT), **versions}, (repr(options), *settings, machine())))

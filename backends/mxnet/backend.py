@@ -21,7 +21,7 @@ Compute = Callable[[Call[Any]], Stages[mx.np.ndarray] | Attended[mx.np.ndarray]]
 
 
 class MXNetBackend(Backend):
-    """backends.mxnet.MultiHeadAttention behind the contract."""
+    """The backend that runs backends.mxnet.MultiHeadAttention."""
 
     name = "mxnet"
     relative_cost = 1.2

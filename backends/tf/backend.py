@@ -35,7 +35,7 @@ COMPILED = {"compiled": False, "fast-compiled": False, "fast-xla": True}
 
 
 class TensorFlowBackend(Backend):
-    """backends.tf.MultiHeadAttention behind the contract: stages or fast path, as it is or traced by tf.function."""
+    """The backend that runs backends.tf.MultiHeadAttention: stages or fast path, eager or traced by tf.function."""
 
     name = "tf"
     relative_cost = 2.0

@@ -35,7 +35,7 @@ Compute = Callable[[Call[torch.Tensor]], Stages[torch.Tensor] | Attended[torch.T
 
 
 class TorchBackend(Backend):
-    """backends.torch.MultiHeadAttention behind the contract, as it is or under torch.compile as one whole graph."""
+    """The backend that runs backends.torch.MultiHeadAttention, eager or under torch.compile as one whole graph."""
 
     name = "torch"
 

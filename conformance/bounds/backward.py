@@ -215,7 +215,7 @@ def without_past(step: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the gradient of what the norm `name` is given.
+    """(B, heads, L, d): the bound of the gradient of the input of the norm `name`.
 
     If the layer has no norm in this order ("before" or "after" the rotation), the gradient passes unchanged.
     """

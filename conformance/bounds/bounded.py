@@ -34,7 +34,7 @@ enough that the rounding of the reference doesn't make equal numbers differ."""
 
 
 def copies(x: NDArray) -> NDArray:
-    """Return, for each number, how many along the last axis have the same digits, itself included.
+    """Return for each number how many numbers along the last axis have the same digits; it counts itself.
 
     Sign and power of two are ignored: numbers that differ only in them have equal relative rounding errors.
 
@@ -99,7 +99,7 @@ class Bounded:
 
     @classmethod
     def exact(cls, v: NDArray) -> Bounded:
-        """Return the Bounded of v with an error of 0: for arrays that are given, such as inputs and parameters."""
+        """Return the Bounded of v with an error of 0, for given arrays such as inputs and parameters."""
         return cls(v, np.zeros(v.shape))
 
     @property
@@ -215,9 +215,9 @@ class Rounding:
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
         """Return the bound (..., m, k) on what errors (..., m, n) become in a product with factors (..., n, k).
 
-        Independent errors add up to the root of the sum of their squares. Where m of them are copies of one error, each
-        of their squares counts m times (Cauchy and Schwarz). Errors of one source all move together: they add up
-        with the signs of the factors.
+        Independent errors add up to the root of the sum of their squares. Where c of them are copies of one error, each
+        square counts c times (Cauchy and Schwarz). Errors of one source all move together: they add up with the signs
+        of the factors.
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])

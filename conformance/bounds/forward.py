@@ -35,7 +35,7 @@ def exact(step: str, b: Bounds) -> Bounded:
 
 
 def project(projection: str, b: Bounds) -> Bounded:
-    """(B, L, in) -> (B, L, out): x W^T + b, the bias added afterwards or as the first term of the sum."""
+    """(B, L, in) -> (B, L, out): the bound of x W^T + b, with the bias as the last or the first term of the sum."""
     x: Bounded = b[PROJECTED[projection][0]]
     if not b.state.config.projections:
         return x
@@ -44,7 +44,7 @@ def project(projection: str, b: Bounds) -> Bounded:
 
 
 def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
-    """Return X W + b, the bias added afterwards or as the first term of the sum."""
+    """Return the bound of X W + b, with the bias as the last or the first term of the sum."""
     projected = r.product(x, weight)
     if bias is None:
         return projected
@@ -64,13 +64,13 @@ def turned(side: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of `step`, then of the norm `name` if the layer has it there (`order`)."""
+    """(B, heads, L, d): the bound of `step` after the norm `name`, if the layer norms in this `order`."""
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 for those of the past, then the bound of the new ones."""
+    """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 for the past, then the bound of the new ones."""
     new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))
@@ -80,7 +80,7 @@ def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
 
 
 def additive_hidden(b: Bounds) -> Bounded | None:
-    """(B, H, Lq, Lk, S): tanh(A q + C k). Its slope is at most 1, so an error inside gets no larger outside."""
+    """(B, H, Lq, Lk, S): the bound of tanh(A q + C k). Its slope is at most 1, so it makes no error larger."""
     hidden = b.state["additive_hidden"]
     if hidden is None:
         return None
@@ -94,7 +94,7 @@ def additive_hidden(b: Bounds) -> Bounded | None:
 
 
 def similarity(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the score function with its scale."""
+    """(B, H, Lq, Lk): the bound of the score function with its scale."""
     if b.state.config.score == "additive":
         vector = Bounded.exact(b.state.parameters["score.vector"][:, None])
         return b.rounding.product(b["additive_hidden"], vector).map(lambda array: array[..., 0])
@@ -102,7 +102,7 @@ def similarity(b: Bounds) -> Bounded:
 
 
 def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
-    """A @ b * scale, stored; the scale may be applied anywhere."""
+    """Return the bound of A @ b * scale, stored; the scale may be applied anywhere."""
     r, scale = bounds.rounding, bounds.state.config.softmax_scale
     scaled = Bounded(a.v * scale, a.e * abs(scale))
     plain = r.product(scaled, b)
@@ -116,7 +116,7 @@ def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
 
 
 def capped(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): c tanh(x / c) of the similarity x."""
+    """(B, H, Lq, Lk): the bound of c tanh(x / c), where x is the similarity."""
     state, r, x = b.state, b.rounding, b["similarity"]
     softcap = state.config.softcap
     if softcap is None:
@@ -129,12 +129,12 @@ def capped(b: Bounds) -> Bounded:
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
-    """Return the error of a score x as the tanh of a softcap c sees it: x / c is rounded, and c may be as well."""
+    """Return the error of a score x in the tanh of a softcap c: x / c is rounded, and c may be rounded as well."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
 
 
 def scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the capped similarity plus the additive bias; excluded places are not compared."""
+    """(B, H, Lq, Lk): the bound of the capped similarity plus the additive bias; excluded places are not compared."""
     state, found = b.state, b["capped"]
     if state.inputs.mask.bias is not None:
         found = b.rounding.plus(found, Bounded.exact(additive_bias(state.inputs.mask)))

@@ -21,7 +21,7 @@ ROOT_ROUNDINGS = 4
 
 
 def given(r: Rounding, array: NDArray) -> Bounded:
-    """Return a given array as it is in the storage dtype."""
+    """Return a given array with the error of rounding it to the storage dtype."""
     own = np.asarray(array, dtype=np.float64)
     if r.precision.storage == "float64":
         return Bounded.exact(own)
@@ -97,7 +97,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 def norm(
     r: Rounding, x: Bounded, epsilon: float, scale: Bounded | None, bias: Bounded | None, *, centred: bool
 ) -> Bounded:
-    """Return the LayerNorm of x over the last axis, or the RMSNorm if it is not `centred`, however it is computed.
+    """Return the bound of the LayerNorm of x over the last axis (not `centred`: RMSNorm), however it is computed.
 
     The variance may be mean((x - m)^2) or mean(x^2) - m^2. With the reciprocal s, (x - m) s may be computed as
     x s - m s, and the bias added to the second term.

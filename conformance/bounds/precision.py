@@ -69,7 +69,7 @@ class Precision:
         return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
 
     def key_blocks(self, key_len: int) -> int:
-        """Return in how many blocks the softmax reads a row of so many keys.
+        """Return the number of blocks in which the softmax reads a row of `key_len` keys.
 
         >>> fused = replace(Precision.of("float32"), key_block=512)
         >>> fused.key_blocks(512), fused.key_blocks(513), Precision.of("float32").key_blocks(513)
@@ -104,7 +104,7 @@ class Precision:
 
     @cached_property
     def tau(self) -> float:
-        """Magnitudes below this may become 0 in storage."""
+        """Return the magnitude below which numbers may become 0 in storage."""
         return FLUSHED[self.storage]
 
     @property
@@ -124,7 +124,7 @@ class Precision:
     def linear_below(self) -> float:
         """Return the error below which errors add up one by one, and not as the root of their squares.
 
-        They come from flushing to zero, which always errs to one side. Below 1e-140 squares would underflow.
+        Such errors come from flushing to zero, which always errs to one side. Below 1e-140 squares would underflow.
         """
         return max(min(1e12 * self.tau, 2.0**-14), 1e-140)
 
@@ -149,11 +149,11 @@ NEARLY = 16.0
 
 
 def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | None:
-    """Return the narrowest dtype that holds arrays which are nearly the right ones; None if that is not below `dtype`.
+    """Return the narrowest dtype that holds all arrays, if they are nearly right and it is below `dtype`; else None.
 
     Args:
-        pairs: arrays, each with the right one.
-        dtype: the dtype in which they should have been computed.
+        pairs: (array, right array).
+        dtype: the dtype in which the arrays should have been computed.
 
     >>> third = np.array([1 / 3, 2 / 3])
     >>> stored_in([(third.astype("float16").astype("float64"), third)], "float64")
@@ -170,5 +170,7 @@ def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | Non
 
 
 def _is_held_by(array: NDArray, dtype: str) -> bool:
+    if array.dtype.kind == "c":  # a subject's answer, and none that is held by real numbers
+        return False
     with any_numbers:
         return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))

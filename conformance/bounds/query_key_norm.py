@@ -32,7 +32,7 @@ class BoundedNorm(NamedTuple):
 
 
 def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> BoundedNorm:
-    """Return the norm of x, which is "q_norm" or "k_norm", with the bounds of its steps."""
+    """Return the norm `name` ("q_norm" or "k_norm") of x, with the bounds of its steps."""
     r, axes = b.rounding, mean_axes(settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))
     exact = norm(x.v, settings, weight, bias)
@@ -69,7 +69,7 @@ class NormBounds(NamedTuple):
 
 
 def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: QueryKeyNorm) -> NormBounds:
-    """Return the bounds of the gradients of the norm `name` of x, from the gradient of its result."""
+    """Return the bounds of the gradients of the norm `name`, from the bound of its result's gradient."""
     r, axes, us = b.rounding, mean_axes(settings), b.rounding.precision.us
     steps = bounded_norm(b, name, x, settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))

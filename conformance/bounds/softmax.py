@@ -39,7 +39,7 @@ class Growth(NamedTuple):
 
 
 def growth(b: Bounds) -> Growth:
-    """Return the relative errors of the weights, from the bound on the scores and the arithmetic of the softmax."""
+    """Return the relative errors of the weights, by the bound on the scores and the arithmetic of the softmax."""
     return growth_of(b.rounding, b["scores"], b.state["allowed"])
 
 

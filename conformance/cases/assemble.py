@@ -21,7 +21,7 @@ EXCLUDED_SHARE = 0.3
 
 
 def problem_of(description: Description) -> Problem:
-    """Return the problem that a description says; its random numbers are the same each time.
+    """Return the problem of a description, with the same random numbers each time.
 
     >>> from conformance.cases.choices import describe
     >>> problem_of(describe(lambda name, options: options[min(1, len(options) - 1)])).inputs.queries.shape

@@ -71,7 +71,7 @@ def even_widths(made: Made) -> Sequence[int]:
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return the ways to give positions that a call may have; "counted" is one unless a query offset is negative."""
+    """Return the ways in which a call may give positions; "counted" is one unless a query offset is negative."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -150,7 +150,7 @@ class Description:
 
 
 class Asker:
-    """A chooser that asks for choices of a space, and remembers what was chosen.
+    """A chooser of values in a space of options, which remembers them.
 
     >>> ask = Asker(lambda name, options: options[-1], {"Lk": (1, 2), "Lp": lambda made: range(made["Lk"]), "B": (5,)})
     >>> ask("Lk"), ask("Lp"), ask("B")
@@ -171,10 +171,10 @@ class Asker:
 
 
 def describe(choose: Choose) -> Description:
-    """Ask for everything that one problem needs.
+    """Return the Description of a problem, with every choice made by `choose`.
 
-    The order of the choices must not change: a random case called `random-SEED-INDEX` takes them from a stream. A new
-    choice comes last, where `conformance.cases.random` asks for it by another name.
+    The order of the choices must not change, because a random case `random-SEED-INDEX` takes them from a stream. New
+    choices come last, where `conformance.cases.random` asks for them by another name.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

@@ -71,7 +71,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
 
 
 def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
-    """Return a `case` of 4 items, 7 queries and one width, for bugs that fail with an error in other sizes."""
+    """Return a `case` of 4 items, 7 queries and one width, for bugs that raise an error in other sizes."""
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 
@@ -127,7 +127,7 @@ def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask that allows a query one key: it scores -3.6e7, all others +3.6e7 (after item 0, 3.6e9)."""
+    """Return a mask that allows each query one key, which scores -3.6e7; the others +3.6e7 (after item 0, 3.6e9)."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]

@@ -20,7 +20,7 @@ from mha_core.weights import Weights, check_weights, rounded_weights
 class Problem:
     """A config, weights and inputs that fit it; for trained weights also what the original implementation computed.
 
-    Whether they fit is checked when the Problem is made, and need not be checked again.
+    They are checked when the Problem is made, and not again.
 
     Args:
         config, weights, inputs: the layer and the call.
@@ -44,7 +44,7 @@ class Problem:
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
-        """Return the problem with weights and inputs rounded to `dtype`: subject and reference get the same numbers."""
+        """Return the problem with weights and inputs rounded to `dtype`, for the subject and the reference alike."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 

@@ -51,7 +51,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 
 def is_case_text(text: str) -> bool:
-    """Return whether a name is that of a random case, which `case_from_text` can read.
+    """Return whether a name is one of a random case, in a form that `case_from_text` reads.
 
     >>> is_case_text("random-7-0"), is_case_text('random:{"Lk": 2}'), is_case_text("prime")
     (True, True, False)
@@ -156,7 +156,7 @@ Choices = dict[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RandomProblem:
-    """The Problem of a random case, from its choices."""
+    """A maker of the Problem of a random case from its choices."""
 
     chosen: tuple[tuple[str, Any], ...]
 

@@ -44,7 +44,7 @@ class Step:
         spoil: whether other numbers are written into what the layer returned, as the caller may do.
         reweighted: how the layer gets the weights of `case` if it has others so far. "set": by its own `set_weights`;
             "in place": they are written into the arrays that `prepare` was given; "prepared anew": from these arrays.
-        instead: a call whose answer is right too, because a layer may have copied the arrays that `prepare` was given.
+        instead: a call whose answer is right too: a layer may have copied the arrays that `prepare` was given.
     """
 
     case: Case
@@ -75,7 +75,7 @@ class CallSequence:
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
         make: a function that makes the steps.
-        one_path: whether a run asks it only on the fast path, if there is one, unless the run asks everything.
+        one_path: whether only the fast path, if there is one, is asked it, except in a run that asks everything.
     """
 
     id: str
@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Return standard normal numbers: the beginning (axes 0 and -2) of one large array for this name and letter."""
+        """Return standard normal numbers: the start (axes 0 and -2) of one large array for this name and letter."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -238,13 +238,13 @@ class Base:
     """The layer of most sequences, and the usual call of it.
 
     It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
-    small. With `few_shapes`, it is the layer of the cases "square-...", and asks for gradients as they do: a framework
-    that compiles for each new shape has compiled these already.
+    small. With `few_shapes`, it is the layer of the cases "square-...", gradients included, for which a framework has
+    compiled its programs already.
 
     Attributes:
         id: the id of the sequence.
         few_shapes: whether each new shape costs the subject a compilation. If so, arrays keep their shapes from call to
-            call, and the lengths in a mask grow, as users of such frameworks do it.
+            call, and lengths in a mask grow, as in users' programs.
     """
 
     id: str

@@ -39,7 +39,7 @@ def select(patterns: tuple[str, ...]) -> list[Case]:
 
 
 def select_asked(patterns: tuple[str, ...]) -> list[Asked]:
-    """Return what `select` does, from all that a subject is asked: the cases, then the sequences.
+    """Return the cases, then the sequences, whose id matches a pattern, as `select` does.
 
     >>> [asked.id for asked in select_asked(("one-query", "sequence-sh*"))]
     ['one-query', 'sequence-shapes']

@@ -29,8 +29,8 @@ class Deviation:
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
         versions: what must be installed for it to happen, such as torch>=2.0; all of them.
-        cases, dtypes, arrays: where it shows: in each of these cases and dtypes, some of these arrays are over
-            their bound, and no others are. If `cases` is empty, no case of the suite can show it.
+        cases, dtypes, arrays: where it shows: in each of these cases and dtypes, some of these arrays, and no others,
+            are over their bound. If `cases` is empty, no case of the suite can show it.
         only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
             oneDNN"; "" if it always happens. An entry with a condition may be seen, but need not.
     """
@@ -79,7 +79,7 @@ class Deviation:
         return self.why_not(installed)
 
     def why_not(self, version_of: Callable[[str], str | None]) -> str:
-        """Return what `why_not_here` does, for other packages. `version_of`: package name -> version, or None.
+        """Return why it can't happen with other packages, as `why_not_here`. `version_of`: package -> version, or None.
 
         >>> entry = Deviation("empty-row-is-nan", "torch.nn:SDPA", "", "", "", "", versions=("torch>=2.5",))
         >>> entry.why_not({"torch": "2.4.1"}.get)

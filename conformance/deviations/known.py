@@ -42,8 +42,8 @@ class Deviations:
     def listed_for(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
         """Return the entries that must be seen in this case on this subject, with the installed packages.
 
-        An entry names the subject as `--subject` was given, or the place where it is defined: a layer that is asked
-        for by an alias has the entries of its own name.
+        An entry names the subject as `--subject` does, or by the place of its definition; so a layer that is asked for
+        by an alias has the entries of its own name.
         """
         names = {getattr(subject, "spec", ""), getattr(subject, "origin", "")}
         return [
@@ -72,7 +72,7 @@ def load(path: Path | None = None) -> Deviations:
 
 
 def tables() -> list[Path]:
-    """Return the tables of all that is installed, by the names of their entry points. No package is imported.
+    """Return the files of all installed tables, in the order of their entry points. No package is imported.
 
     A table of ours is left out if a user's own package of that name hides it: nobody can ask for its layers then.
 

@@ -29,8 +29,10 @@ NO_CAUSE = "No known bug explains it, alone or with another."
 NEXT = f"Next: return a dict of stages ({', '.join(STAGES)}), which shows where; or look at {{}}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 OR_WITH = " or with "  # between several kinds of calls that alone are wrong
-HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
 MUST_BE = "and must be (B, Lq, Do)"
+HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
+
+KEEP = {"scores": "scores and softmax", "heads": "weights and values", "": "every array"}  # by the narrower stage
 
 FIXES = {  # words of a remark -> what to change
     "dropout is left on": "Call layer.eval() (Keras: training=False; Flax: deterministic=True), or seed it.",
@@ -95,7 +97,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
     found = (*found, *nans) if diagnosis.partly else found  # of cases with a NaN alone
     tells = bool(diagnosis.failing and diagnosis.passing and not known)
-    right_in = [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."] * tells
+    right_in = [f"It is right in the cases {listed(diagnosis.passing, text.CASES_SHOWN)}."] * tells
     again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."
     return replace(
         told,
@@ -130,8 +132,8 @@ def _unasked(diagnosis: Diagnosis) -> list[str]:
 def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield what equal questions had other answers to, and in which precision it computes."""
     if diagnosis.inside is not None and not diagnosis.deviating:
-        fix = f"Keep {'scores and softmax' if diagnosis.rounds else 'every array'} in the inputs' dtype."
-        yield Cause("scores" if diagnosis.rounds else "output", text.precision(diagnosis), fix, label="Cause")
+        fix = f"Keep {KEEP[diagnosis.rounds]} in the inputs' dtype."
+        yield Cause(diagnosis.rounds or "output", text.precision(diagnosis), fix, label="Cause")
     for remark in diagnosis.remarks:
         fix = next((fix for word, fix in FIXES.items() if word in remark), "")
         stage = "gradients" if remark.startswith("Gradients") else diagnosis.first_stage or "output"
@@ -149,9 +151,10 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
-        told_by = " that its output shows; an earlier one may be wrong instead" * hidden
+        told_by = ", as far as the output alone tells" * hidden
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
-        told_all = bool(told) or "no attention" in fact or STORED_IN.partition("{")[0] in fact
+        is_told = diagnosis.recorded or "no attention" in fact or STORED_IN.partition("{")[0] in fact
+        told_all = bool(told or (fact and is_told))
         what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told_all))))
         yield Cause(step, what, "" if told_all else _advice(diagnosis, step))
     for bug in sorted(common, key=lambda bug: (bug in told[0].late, _position(bug))):

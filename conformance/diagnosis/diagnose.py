@@ -27,7 +27,7 @@ from conformance.kinds.change import Setting, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.kinds.usual import usual
 from conformance.measure.asker import Asker, Behaviour, rounds_inside
-from conformance.measure.probes import PROBES
+from conformance.measure.probes import ONE_KEYS, PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
@@ -71,7 +71,7 @@ class Diagnosis:
         nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
         stages: each exposed stage before the output -> whether it is wrong (see `shown_stages`).
         inside: the dtype in which it computes if that is narrower than its own; else None.
-        rounds: whether only its scores or softmax, not all of its numbers, are seen to be in that dtype.
+        rounds: the stage from which on it is seen to be in that dtype, scores or heads; "" if all its numbers are.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
         partly: if `explanations` is empty, hypotheses that explain nearly all failing cases, and the other cases.
         ordinary: if the hypotheses in `partly` explain all that is ordinary, how many further calls; else 0.
@@ -90,7 +90,7 @@ class Diagnosis:
     mismatch: Mismatch | None
     visible: tuple[str, ...]
     inside: str | None = None
-    rounds: bool = False
+    rounds: str = ""
     explanations: tuple[Hypothesis, ...] = ()
     partly: tuple[Hypothesis, ...] = ()
     ordinary: int = 0
@@ -126,7 +126,7 @@ class Diagnosis:
         """Return the first wrong stage: of the best explanation, else `first_step`, else of what explains the most."""
         if self.again is not None:
             return self.again.first_stage
-        return stage_of(self.explanations) or self.first_step or stage_of((*self.partly, *self.closest))
+        return stage_of(self.explanations) or self.rounds or self.first_step or stage_of((*self.partly, *self.closest))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -321,7 +321,9 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     rounds = not whole and inside is None and asker is not None and rounds_inside(asker)
     if inside is not None or rounds:
         inside = inside or "float32"
-        found = replace(found, inside=inside, rounds=rounds)
+        alone = ONE_KEYS(asker) if rounds and asker is not None else ()
+        wrong = asker is not None and not all(asker.is_right(one) for one in alone if asker.ask(one))
+        found = replace(found, inside=inside, rounds=("heads" if wrong else "scores") if rounds else "")
         search, whole = tried(inside)
         if not search.failing:  # in the precision that it has inside, everything is right
             yield replace(found, explanations=(search.hypothesis(()),))
@@ -351,7 +353,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         whole = search.wholly(search.pairs(zoo))
     if whole and rounds and asker is not None:  # what a large finite mask is added to loses small moves too
         lost = [model for model in whole if rounds_inside(asker, partial(_output_of, model, Variants()))]
-        found, whole = (replace(found, inside=None, rounds=False), lost) if lost else (found, whole)
+        found, whole = (replace(found, inside=None, rounds=""), lost) if lost else (found, whole)
     if whole:
         yield replace(found, explanations=_told(search, whole))
         return

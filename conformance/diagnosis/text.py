@@ -42,7 +42,7 @@ def extent(diagnosis: Diagnosis) -> str:
         return f"{who} is equal to the reference in {_all(total)}.{NOTHING * (not diagnosis.raised)}"
     if diagnosis.beyond is not None and not diagnosis.remarks:
         probe = diagnosis.beyond.probe
-        return f"{who} is equal to the reference in {_all(total)}, but not in further calls ({probe.id}: {probe.says})"
+        return f"{who} is equal to the reference in {_all(total)}, but not in further calls: {probe.says}"
     if not diagnosis.failing:
         return f"{who} is equal to the reference in {_all(total)}, asked once. But:"
     if total == 1:
@@ -67,7 +67,6 @@ def shown(mismatch: Mismatch) -> str:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
     both = f"{mismatch.stage}[{where}] is {mismatch.actual:.6g}, should be {mismatch.expected:.6g}"
-    # The distance of a NaN or an infinity from a number says nothing more.
     within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > 1e-300 else "and must be exact"  # a 0
     off = f"; off by {mismatch.error:.3g}, {within}" * math.isfinite(mismatch.error or 0.0)
     return f"{both}{off} ({mismatch.wrong} of {mismatch.total} elements differ)"
@@ -79,7 +78,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
     If only one case fails, and nothing explains it, the line also says what this case has and no other.
     """
     if diagnosis.mismatch is None and diagnosis.measured is not None and diagnosis.beyond is not None:
-        return [f"Example: {_row(diagnosis.measured, diagnosis.beyond)}."]
+        return [f"Example: {_row(diagnosis.measured, diagnosis.beyond, says=False)}."]
     if diagnosis.mismatch is None:
         return []
     several = len(diagnosis.failing) + len(diagnosis.passing) > 1
@@ -93,7 +92,9 @@ def precision(diagnosis: Diagnosis) -> str:
     """Return one line: what shows that the subject computes in a narrower dtype than its own."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
-    said = "a move of the queries by 1e-10 is lost" if diagnosis.rounds else "every output is such a number"
+    alone = ", and already with one key, whose weight is 1" * (diagnosis.rounds == "heads")
+    lost = f"a change of the queries by 1e-10 of their size is lost{alone}"
+    said = lost if diagnosis.rounds else "every output is such a number"
     return f"It computes in {diagnosis.inside}, at least in part: {said}."
 
 
@@ -147,7 +148,6 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
-"""Kinds of cases, by their extremity (see `Observation.extremity`)."""
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
@@ -173,9 +173,6 @@ def missed(diagnosis: Diagnosis) -> list[str]:
     ]
 
 
-# What the isolating problems showed ---------------------------------------------------------------------------
-
-
 def problems(measured: Measured) -> list[str]:
     """Return a line for each row of isolating problems, with its worst element, and lines about refused ones."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
@@ -184,11 +181,12 @@ def problems(measured: Measured) -> list[str]:
     return ["Problems:", *lines, *(["Refused:", *refused] if refused else [])]
 
 
-def _row(measured: Measured, outcome: ProbeResult) -> str:
+def _row(measured: Measured, outcome: ProbeResult, *, says: bool = True) -> str:
     if not outcome.differing:
         left_out = "no answer" if outcome.refused else "not asked: no case that it takes has this"
         return f"right in all {len(outcome.asked)}" if outcome.asked else left_out
-    said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}: {outcome.probe.says}"
+    what = f": {outcome.probe.says}" if says else " such calls."
+    said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}{what}"
     problem = outcome.differing[0]
     got, wanted = measured.asker.output(problem), measured.asker.wanted(problem).trace.output
     if outcome.probe.gradients or got is None or wanted is None:

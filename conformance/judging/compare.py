@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.judging.distance import worst
+from conformance.subjects.answers import of_other_dtype
 from mha_core import Trace
 from mha_core.dtypes import storage_dtype
-from mha_core.errors import shown
 from mha_core.stages import is_gradient
 
 
@@ -20,9 +20,9 @@ from mha_core.stages import is_gradient
 class Mismatch:
     """One array that differs from the expected one, described at its worst element.
 
-    `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names
-    differ, and `message` says so. `call` is empty for the first time that a subject is asked, else it says
-    which time it was (see `conformance.judging.repeats`).
+    `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names differ, and `message`
+    says so. `call` says which time the subject was asked (see `conformance.judging.repeats`); it is empty for the first
+    time.
     """
 
     stage: str
@@ -38,7 +38,7 @@ class Mismatch:
 
 
 class ParityError(AssertionError):
-    """A trace differs from the expected one.
+    """An error: a trace differs from the expected one.
 
     Attributes:
         mismatches: every array that differs, in the order of the stages.
@@ -92,9 +92,9 @@ def compare(
 def is_allowed(
     name: str, array: NDArray, expected: NDArray, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
 ) -> bool:
-    """Return whether `compare` would find nothing wrong with one array, in a fraction of its time.
+    """Return whether `compare` finds nothing wrong with one array; this takes a fraction of its time.
 
-    No quotients are formed: error / allowed is above 1 just where the error is larger than what is allowed.
+    It compares error and allowed error without their quotient.
     """
     if _check_form(name, array, expected, dtype) is not None:
         return False
@@ -146,7 +146,7 @@ def _check_form(name: str, array: NDArray, wanted: NDArray, dtype: str, own: boo
         merge = _unmerged(array.shape, wanted.shape) if name == "output" else ""
         return Mismatch(name, f"{name} has shape {array.shape}; it must be {wanted.shape}{merge}")
     if array.dtype != storage_dtype(dtype) and not (own and array.dtype == np.float64):
-        return Mismatch(name, f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
+        return Mismatch(name, of_other_dtype(name, array, dtype))
     return None
 
 

@@ -105,7 +105,7 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Nearness:
-        """Return the rule of a dtype; `inside`: it is narrower than the dtype that the subject says it computes in.
+        """Return the rule for a unit roundoff. `inside`: whether it is of a narrower dtype than the subject says.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)
@@ -115,7 +115,7 @@ class Nearness:
         return cls(unit, SLACK_INSIDE, RELATIVE_INSIDE) if inside else cls(unit)
 
     def near(self, array: NDArray, other: NDArray, bound: NDArray | float, counts: NDArray | None = None) -> bool:
-        """Return whether `other` is `array` wherever it counts; a NaN equals a NaN, an infinity its like."""
+        """Return whether `other` is near `array` wherever it counts; a NaN is near a NaN, an infinity near its like."""
         if array.shape != other.shape:
             return False
         alike = array == other

@@ -62,7 +62,7 @@ class Expected:
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:
-    """Run the reference on a problem rounded to the storage dtype. Return the answer; bounds are computed when read."""
+    """Return the reference's answer to a problem rounded to the storage dtype. Bounds are computed when read."""
     rounded = problem.rounded(precision.storage)
     state = reference.run_state(rounded.config, rounded.weights, rounded.inputs, sizes=rounded.sizes)
     return Expected(rounded, reference.trace_of(state), AllowedError(state, precision), state["allowed"])
@@ -70,7 +70,7 @@ def answer(problem: Problem, precision: Precision) -> Expected:
 
 @lru_cache(maxsize=512)
 def expected(case: Case, precision: Precision) -> Expected:
-    """Return the answer to a case, computed once per precision however many subjects there are."""
+    """Return the answer to a case. It is computed once per precision, however many subjects there are."""
     problem = case.build()
     kept = None if _shelf is None else _shelf.get(problem, precision)
     if kept is not None:
@@ -95,7 +95,7 @@ class Shelf:
     """A folder of the reference's answers and bounds, which worker processes share, and which stays from run to run.
 
     An answer has a digest, and is found by all that it is made of: the problem, the precision, and (in the name of the
-    folder) this project's code, NumPy, its threads and the machine. So it has the bits of an answer computed anew.
+    folder) this project's code, NumPy, its threads and the machine. So a kept answer has the bits of one computed anew.
 
     Args:
         kept: the folder.
@@ -197,8 +197,8 @@ _shelf: Shelf | None = None
 def keep_answers(shelf: Shelf | None) -> None:
     """Set the shelf where this process keeps the reference's answers; None: it keeps none.
 
-    `expected` looks there first, and puts there what it had to compute. The setting lasts until this function is
-    called again.
+    `expected` looks on the shelf first, and puts new answers on it. The setting lasts until the next call of this
+    function.
     """
     global _shelf
     _shelf = shelf

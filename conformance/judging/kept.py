@@ -32,7 +32,7 @@ def what_is_kept(steps: Sequence[Step], subject: Subject) -> str:
     """Return a sentence that says what a layer wrongly keeps from call to call, such as an old mask.
 
     Args:
-        steps: the steps of one sequence that were asked; the last is wrong after the earlier ones, and right alone.
+        steps: the asked steps of one sequence, the last of which is wrong after the earlier ones, and right alone.
         subject: the subject, which is asked again, in layers prepared anew.
     """
     *before, last = steps

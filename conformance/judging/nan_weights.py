@@ -23,7 +23,7 @@ CHANGES: Mapping[str, str] = {
 
 
 def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[Mismatch]]]) -> tuple[str, ...]:
-    """Return in sentences how weights differ beside a NaN; () where anything else differs in some case.
+    """Return sentences on how weights differ beside a NaN; () if anything else differs in some case.
 
     Args:
         cases: for each case that differs, the expected answer, the arrays that the subject shows, and the mismatches.

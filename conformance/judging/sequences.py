@@ -54,7 +54,7 @@ class Judged:
 
 
 def judge(sequence: CallSequence, subject: Subject) -> Judged:
-    """Ask a subject all calls of a sequence, and compare."""
+    """Return the Judged answers of a subject to all calls of a sequence."""
     found = Judged()
     steps = sequence.steps(few_shapes=getattr(subject, "slow_to_prepare", False))
     outcomes = _outcomes(subject, steps, Turn())
@@ -127,10 +127,10 @@ def _turn(step: Step, subject: Subject) -> Turn:
 def verdict(
     step: Step, outcome: Outcome, subject: Subject, ratios: dict[str, float] | None = None
 ) -> Sequence[Mismatch] | str:
-    """Return the mismatches of the first answer of a step that differs, () if none does, or why there is no answer.
+    """Return the mismatches of a step's first answer that differs, () if none does, or why there is no answer.
 
     Args:
-        step, outcome, subject: as `play` has them.
+        step, outcome, subject: as in `play`.
         ratios: a dict that gets the worst error / allowed error of each array if nothing is wrong.
     """
     if not isinstance(outcome, list):

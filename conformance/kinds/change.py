@@ -130,7 +130,7 @@ EACH = "changed: each x becomes {}"
 class Where:
     """A set of calls: a name in kebab-case, words such as "calls with a past", and whether a call is in it.
 
-    is_kind: whether the features of a call decide that, and not its lengths.
+    is_kind: whether features of a call decide that, and not its lengths.
     """
 
     slug: str
@@ -171,7 +171,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield what all wrong calls have in common and no right call has: one feature, then two features, then sizes."""
+    """Yield sets of calls that hold all wrong calls and no right one: by one feature, by two, then by sizes."""
     if not right or not wrong:
         return
 
@@ -210,7 +210,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return in words what wrong calls have and no right call has; "" if nothing, or only lengths of several calls."""
+    """Return in words what wrong calls have and right calls lack; "" if nothing, or only lengths of several calls."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

@@ -68,9 +68,8 @@ SHORT, DENOMINATOR = 4, 16
 class Expression:
     """A number that may depend on sizes.
 
-    words: such as "sqrt(head_dim / query_dim)", and which other sizes were equal to these in everything measured.
-    at: its value at given sizes.
-    name: the words without the other sizes.
+    words: such as "sqrt(head_dim / query_dim)", and which other sizes always equalled these where it was measured. at:
+    its value at given sizes. name: the words without the other sizes.
     """
 
     words: str
@@ -128,13 +127,13 @@ def _table(
 
 
 def expressions_of(numbers: Sequence[tuple[float, Setting]], *, unit: float = 1e-13) -> list[Expression]:
-    """Return what a number measured at several sizes may be, the simplest first; [] if nothing fits.
+    """Return the Expressions that fit a number measured at several sizes, the simplest first; [] if none fits.
 
-    A constant, if it is the same everywhere; a form of one size or of two; or a short number times one of those.
+    They are a constant, a form of one or two sizes, or a short number times such a form.
 
     Args:
         numbers: (the number, the sizes at which it was measured).
-        unit: the relative error of what the numbers were computed from; 1000 of it are allowed.
+        unit: the relative error of the data behind the numbers; a fit may be off by 1000 times that.
     """
     measured = np.array([number for number, _ in numbers], np.float64)
     if not len(measured) or not np.isfinite(measured).all():
@@ -167,7 +166,11 @@ def _named(measured: Any, settings: tuple[Setting, ...], tolerance: float) -> It
             continue
         text, form, groups = entries[hit]
         names = tuple(group[0] for group in groups)
-        name = text.format(*names) if words in ("1", "-1") else f"{words} * ({text.format(*names)})"
+        if " * " in text and {"num_kv_heads", "heads per kv head"} == {*names}:
+            continue  # which is num_heads, whatever the layer
+        name = text.format(*names)
+        if words not in ("1", "-1"):
+            name = f"{words} * {name if name.isidentifier() else f'({name})'}"
         name = f"-({name})" if words == "-1" else name
         others = [other for group in groups for other in group[1:]]
         note = f" (or of {', '.join(others)}, equal in all that was measured)" if others else ""

@@ -33,7 +33,7 @@ from mha_core.reference.state import State, Step
 
 @cache
 def families(stage: str) -> tuple[Bug, ...]:
-    """Return the measurable bugs that may show in a row of problems of this stage; for stage "", most of all bugs.
+    """Return the measurable bugs that may show first at this stage; for stage "", most measurable bugs.
 
     >>> families("weights")[0].sentence
     'Under causal, query i sees key j where j <= offset + i.'

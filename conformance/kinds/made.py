@@ -43,14 +43,14 @@ def is_measured(bug: Bug) -> bool:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Silence NumPy's warnings in experiments: a guess with odd numbers just does not fit, and needs no warning."""
+    """Return a context without NumPy's warnings, for experiments: a guess with odd numbers needs no warning."""
     with warnings.catch_warnings(), any_numbers:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.(measure|kinds)\.")
         yield
 
 
 def stage_of(step: str) -> str:
-    """Return the stage at which a change of a step shows first.
+    """Return the first stage that shows a change of a step.
 
     >>> stage_of("similarity"), stage_of("allowed"), stage_of("d_keys")
     ('scores', 'weights', 'gradients')
@@ -65,7 +65,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
     """Return a measured bug.
 
     Args:
-        slug: the rest of its id, such as "similarity-times-scale": equal changes must have equal slugs.
+        slug: the end of its id, such as "similarity-times-scale". Equal changes must have equal slugs.
         sentence, fix: what was measured, with its number; what to change, or "" where that is not known.
         steps: step -> its change, which may raise DoesNotApply.
         stage: the stage at which it first shows. Default: the stage of the first step.
@@ -102,7 +102,8 @@ def with_inputs(state: State, **changes: Any) -> State:
 def only_in(bug: Bug, where: Where) -> Bug:
     """Return the bug, limited to the calls for which `where` holds."""
     changes = {name: _only_in(step, where) for name, step in {**bug.forward, **bug.backward}.items()}
-    sentence = f"Only in {where.words}: {lower(bug.sentence)}"
+    is_said = where.words == "layers with projections" and "projected" in bug.sentence
+    sentence = bug.sentence if is_said else f"Only in {where.words}: {lower(bug.sentence)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-in-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
 
 

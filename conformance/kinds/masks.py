@@ -236,7 +236,7 @@ OF_EMPTY: Mapping[str, Term] = {
 
 
 def rules_of_empty() -> Iterator[Bug]:
-    """Yield keys that rows attend to which have none."""
+    """Yield bugs in which rows without an allowed key attend to some keys."""
     for words, some in OF_EMPTY.items():
         yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty, fix=EMPTY)
     said = "A valid_len of 0 is taken for 1: the first key is attended to where none should be."
@@ -368,7 +368,7 @@ READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
 
 
 def coinciding() -> Iterator[Bug]:
-    """Yield bugs that take one axis of an array of the mask for another of the same size."""
+    """Yield bugs that confuse one axis of an array of the mask with another of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
         said = f"{words.format(source)}."
         yield bug_of(said, said, BY_NUMBER, dict.fromkeys(STEPS[source], partial(_read, source, read)))

@@ -45,8 +45,8 @@ RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
     "rolled-back": ("rolled by -1 {along}", lambda n: np.roll(np.arange(n), -1)),
     "halves-exchanged": ("with their halves exchanged {along}", lambda n: np.roll(np.arange(_even(n)), n // 2)),
     "neighbours-exchanged": ("with 0 and 1, 2 and 3, ... exchanged {along}", lambda n: np.arange(_even(n)) ^ 1),
-    "all-first": ("all the first one {along}", lambda n: np.zeros(n, np.int64)),
-    "all-last": ("all the last one {along}", lambda n: np.full(n, n - 1)),
+    "all-first": ("all copies of the first one {along}", lambda n: np.zeros(n, np.int64)),
+    "all-last": ("all copies of the last one {along}", lambda n: np.full(n, n - 1)),
     "one-late": ("moved one later {along}: zeros are first, the last is lost", lambda n: _shifted(n, -1)),
     "one-early": ("moved one earlier {along}: the first is lost, zeros are last", lambda n: _shifted(n, 1)),
     "clamped-late": ("moved one later {along}, with the first one twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
@@ -55,6 +55,8 @@ RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
         lambda n: np.minimum(np.arange(n) + 1, n - 1),
     ),
     "first-alone": ("0 but for the first one {along}", lambda n: np.minimum(-np.arange(n), 0).clip(-1)),
+    "without-last": ("0 for the last one {along}", lambda n: np.append(np.arange(n - 1), -1)),
+    "without-first": ("0 for the first one {along}", lambda n: np.append(-1, np.arange(1, n))),
     "evens-first": ("in another order {along}: those at even indices first", _evens_first),
 }
 """Name -> (words, rule)."""
@@ -90,7 +92,7 @@ OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
     "moved-on": ("moved {0} earlier {along}, with the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
     "at-most": ("all the one before from {0} on {along}", lambda i, m: np.minimum(i, m - 1)),
     "zero-from": ("replaced by 0 from {0} on {along}", lambda i, m: np.where(i < m, i, -1)),
-    "ends-first": ("in another order {along}: those from {0} on first", lambda i, m: (i + m) % len(i)),
+    "ends-first": ("in another order {along}: those from index {0} on come first", lambda i, m: (i + m) % len(i)),
     "reversed-within": (
         "in reverse order in each block of {0} {along}",
         lambda i, m: np.minimum(i - i % m + m - 1, len(i) - 1) - i % m,
@@ -111,7 +113,7 @@ def orders() -> tuple[Order, ...]:
 
 
 def of_any_length(rule: Callable[[int], Indices], n: int, setting: Setting) -> Indices:
-    """Return what a rule gives of a length, whatever the call."""
+    """Return the indices that a rule gives for length n, whatever the call."""
     return rule(n)
 
 

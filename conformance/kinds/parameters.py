@@ -24,14 +24,15 @@ def parameters() -> Iterator[Bug]:
         if own != other:
             said = f"The projection of {stage} has the {words} of {other}."
             steps = {own: partial(_tied, own, other, kinds[words])}
-            yield bug_of(said, said, f"Use {own} for {stage}.", steps, stage=stage)
+            yield bug_of(said, said, f"Use {own}.{words} instead of {other}.{words}.", steps, stage=stage)
     for others, words in product(permutations(names), ("weight and bias", "weight")):
         moved = {own: other for own, other in zip(names, others, strict=True) if own != other}
         if len(moved) > 1:
             read = [own[0] for other in names for own in names if moved.get(own, own) == other]
             said = f"rows [q; k; v] are read as [{'; '.join(read)}]"
-            both = " and ".join(names[one] for one in moved)
-            whose = f"The {words} of {both} are {'exchanged' if len(moved) == 2 else 'taken in turn'}"
+            *before, last = (names[one] for one in moved)
+            how = "taken in turn" if len(moved) > 2 else "exchanged"
+            whose = f"The {words} of {', '.join(before)} and {last} are {how}"
             said = f"{whose}, as where packed {said}."
             steps = {own: partial(_tied, own, other, kinds[words]) for own, other in moved.items()}
             yield bug_of(

@@ -44,12 +44,12 @@ class Place:
 
     Args:
         id: the step, or the name of what a step reads.
-        words: what stands there, as the subject of a sentence in the plural.
+        words: the array in words, as the subject of a sentence in the plural.
         axes: of the array.
         step: the step that gives or reads it. Default: the step of this name.
         get: (state, the step beneath) -> the array; None where there is none. Default: the step's result.
         put: (state, the step beneath, another array) -> the step's result with that array. Default: the array itself.
-        gauge: the axis along which a number that is the same for all elements changes no output; None: there is none.
+        gauge: the axis along which adding the same number to all elements changes no output; None: there is none.
         says: a format for `words` and the words of the change, such as "{} are {}.".
     """
 
@@ -72,7 +72,7 @@ class Place:
 
     @property
     def stage(self) -> str:
-        """Return the stage at which another array here shows first."""
+        """Return the first stage that shows a change of the array."""
         return stage_of(self.step)
 
 
@@ -97,11 +97,16 @@ def fault(place: Place, change: Change) -> Bug:
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
 
 
+OF_PROJECTIONS = "the projected "
+
+
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     """Return the bug of the same change at several places."""
     bugs = [fault(place, change) for place in places]
     *names, last = [place.words for place in sorted(places, key=lambda place: STAGES.index(place.stage))]
     words = f"{', '.join(names)} and {last}"
+    if all(one.startswith(OF_PROJECTIONS) for one in (*names, last)):  # "the projected queries and keys"
+        words = OF_PROJECTIONS + words.replace(OF_PROJECTIONS, "")
     steps = {name: step for bug in bugs for name, step in bug.forward.items()}
     first = min((bug.stage for bug in bugs), key=STAGES.index)
     sentence = ARE.format(f"{words[0].upper()}{words[1:]}", change.words)
@@ -180,7 +185,7 @@ PLACES: Mapping[str, Place] = {
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("projected_values", "the projected values", _BY_NEW_KEY),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
-        Place("scores", "scores with the additive bias", SCORED, gauge=-1),
+        Place("scores", "scores and their additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias as they are added", SCORED, "scores", _bias, _with_bias, -1),
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
         Place("softcap", "the softcap", _ONE, "capped", *_number("softcap", lambda config: config.softcap), says=IS),
@@ -206,7 +211,7 @@ PLACES: Mapping[str, Place] = {
         *(
             Place(
                 f"{name}.bias",
-                f"the numbers of {name}.bias as used",
+                f"the numbers of {name}.bias",
                 ("output channel",),
                 step,
                 *_parameter(f"{name}.bias"),

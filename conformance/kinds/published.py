@@ -31,7 +31,7 @@ Weigh = Callable[[State], NDArray]
 
 
 def weightings() -> Iterator[Bug]:
-    """Yield other weights than the softmax of the scores."""
+    """Yield bugs with other weights than the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
         sentence = f"Weights are {words}, in place of the softmax of the scores."
         yield bug_of(sentence, sentence, TAKE_SOFTMAX, {"weights": partial(_masked, weigh)})
@@ -167,8 +167,8 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     },
     "sign(s) * softmax(|s|) of the scores s": lambda s: np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"])),
     "0.5 * (1 + erf((s - sqrt(0.5)) / sqrt(0.5 / pi))) of each score s (the Laplace function of MEGA)": _laplace,
-    "sigmoid(s) of what the keys behind leave (stick-breaking)": partial(_broken, True),
-    "sigmoid(s) of what the keys before leave (stick-breaking)": partial(_broken, False),
+    "sigmoid(s) of each score s, times what the keys behind leave (stick-breaking)": partial(_broken, True),
+    "sigmoid(s) of each score s, times what the keys before leave (stick-breaking)": partial(_broken, False),
     "the sparsemax of the scores": partial(_entmax, 1),
     "the entmax-1.5 of the scores": partial(_entmax, 2),
     "softmax(queries, over channels) @ softmax(keys, over positions)^T (efficient attention)": _efficient,
@@ -295,11 +295,11 @@ NORMED = {
 
 
 def norms() -> Iterator[Bug]:
-    """Yield bugs that norm, without learned numbers, what the definition does not norm."""
+    """Yield bugs that apply a norm, without learned numbers, where the definition has none."""
     for (words, (step, over)), kind, eps in product(NORMED.items(), ("rms", "layer"), (1e-6, 1e-5, 1e-12)):
         settings = QueryKeyNorm(kind, "head", eps=eps, weight="none")  # type: ignore[arg-type]  # a Literal of these
-        less = "less the mean, " * (kind == "layer")
-        sentence = f"{words}, {less}divided by the root of the mean square over {over} (eps {eps:g})."
+        how = {"rms": "RMSNorm", "layer": "LayerNorm"}[kind]
+        sentence = f"{words} over {over}, as {how} without weights does (eps {eps:g})."
         yield bug_of(sentence, sentence, "Leave this norm out.", {step: partial(_norm, settings)})
 
 
@@ -325,7 +325,7 @@ IN_FORMAT: Mapping[str, Callable[[Callable[[NDArray], NDArray], State], Any]] = 
 
 
 def scales() -> Iterator[Bug]:
-    """Yield bugs that round the scale, or what is multiplied by it."""
+    """Yield bugs that round the scale, or what it multiplies."""
     for (words, made), (name, narrow) in product(IN_FORMAT.items(), FORMATS.items()):
         sentence = words.format(name)
         step = partial(_in_format, partial(made, narrow))

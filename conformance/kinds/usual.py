@@ -67,6 +67,9 @@ def usual() -> Iterator[Bug]:
     of_all = scaled(lambda s: (s.config.num_heads * s.config.head_dim) ** -0.5)
     said = "Scores are divided by the root of the width of all heads, not of one head's."
     yield Bug(f"{PREFIX}scale-of-all-heads", said, "scores", ONE_SCALE, forward=of_all)
+    of_keys = scaled(lambda s: max(s.sizes.key_len, 1) ** -0.5, lambda s: True)
+    said = "Scores are divided by the root of the number of keys, whatever the scale is."
+    yield Bug(f"{PREFIX}scale-of-key-length", said, "scores", ONE_SCALE, forward=of_keys)
     for added, times in product((True, False), repeat=2):
         where = _times_allowed if times else _where_allowed
         step = partial(_weights, -1e9, added, where, lambda s: ~s["allowed"])

@@ -195,20 +195,17 @@ class Asker:
     def ask_again(self, problem: Problem) -> Trace | None:
         """Return what `ask` returns, but ask even if the problem has been asked before."""
         if self.out_of_time:
-            self._refuse(self._late)
-            return None
+            return self._refuse(self._late)
         limit, start = self._patience, time.perf_counter()
         self.questions += 1
         try:
             asked = self.rounded(problem)
             arrays = ask(within(self.subject, limit), asked).arrays()
         except CannotExpress as reason:
-            self._refuse(str(reason))
-            return None
+            return self._refuse(str(reason))
         except SubjectFailed as reason:
             self._unanswered += time.perf_counter() - start >= limit
-            self._refuse(str(reason))
-            return None
+            return self._refuse(str(reason))
         finally:
             seconds = time.perf_counter() - start
             self.spent += seconds if seconds < limit else 0.0  # what is waited for in vain has a limit of its own
@@ -216,8 +213,7 @@ class Asker:
         output = arrays["output"]
         shape = (asked.sizes.batch, asked.sizes.query_len, asked.config.output_dim)
         if output.shape != shape or output.dtype.kind != "f":
-            self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
-            return None
+            return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
 
     @property

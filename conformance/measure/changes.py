@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +107,6 @@ def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
         yield from _numbers(samples)
     yield from _means(samples)
     yield from _of_heads(samples)
-    yield from _of_neighbours(samples)
     yield from order_changes(samples)
     yield from _functions(samples)
     yield from _roundings(samples)
@@ -187,7 +185,7 @@ def by_head(table: Sequence[float], heads: int) -> NDArray:
 
 
 def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
-    """Yield a factor of each head, and a matrix that mixes the heads."""
+    """Yield a factor of each head."""
     if "head" not in (axes := samples[0].axes):
         return
     place = axes.index("head")
@@ -202,45 +200,6 @@ def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
         yield Change(
             "times-of-heads", said, lambda x, axes, s: x * by_head(table, x.shape[place]).reshape(shape), LEAVE_OUT
         )
-    expected, measured = max(sides, key=lambda pair: len(pair[0]))
-    if LEAST_HEADS <= len(expected) < expected.shape[1] and np.linalg.matrix_rank(expected) == len(expected):
-        matrix = np.linalg.lstsq(expected.T, measured.T, rcond=None)[0].T
-        first = ", ".join(f"{number:.{FEW}g}" for number in matrix[0, :FEW])
-        said = f"mixed over the heads by a matrix {matrix.shape}, whose first row begins {first}"
-        yield Change("mixed-heads", said, partial(_mixed, matrix, place), "Mix no heads here.")
-
-
-def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
-    """Yield sums of each and its neighbour along one axis, times a number each; the first or last is its own one."""
-    for (axis, name), (words, by) in product(enumerate(samples[0].axes), (("before", -1), ("after", 1))):
-        known = [s for s in samples if s.differs and not np.isnan(s.measured).any()]
-        both = [np.stack([s.expected.ravel(), _neighbour(s.expected, axis, by).ravel()], axis=1) for s in known]
-        if len(both) < 2 or any(np.linalg.matrix_rank(one) < 2 for one in both):
-            continue
-        found = [np.linalg.lstsq(x, s.measured.ravel(), rcond=None)[0] for x, s in zip(both, known, strict=True)]
-        if np.ptp(found, axis=0).max() > CLOSE or np.abs(found).min() <= CLOSE:
-            continue
-        (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
-        beside = "max(j - 1, 0)" if by < 0 else "min(j + 1, n - 1)"
-        said = f"mixed along the {name} axis: x[j] becomes {own} * x[j] + {other} * x[{beside}]"
-        yield Change(
-            f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by), LEAVE_OUT
-        )
-
-
-def _neighbour(x: NDArray, axis: int, by: int) -> NDArray:
-    return np.take(x, np.clip(np.arange(x.shape[axis]) + by, 0, x.shape[axis] - 1), axis=axis)
-
-
-def _summed(a: float, b: float, axis: int, by: int, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-    return a * x + b * _neighbour(x, axis, by)
-
-
-def _mixed(matrix: NDArray, place: int, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-    heads = x.shape[place]
-    if heads > len(matrix):
-        raise DoesNotApply(f"the numbers of head {heads - 1} were not read")
-    return np.moveaxis(np.tensordot(matrix[:heads, :heads], x, axes=(1, place)), 0, place)
 
 
 def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
@@ -275,7 +234,8 @@ def _times(function: Callable[[NDArray], NDArray], x: NDArray, number: float) ->
 
 def _of_negative(x: NDArray, y: NDArray) -> float:
     below = np.minimum(x, 0.0)
-    return float(below @ y / max(below @ below, 1e-300))
+    slope = float(below @ y / max(below @ below, 1e-300))
+    return slope if slope > -1.0 + CLOSE else float("nan")  # |x| is no ReLU
 
 
 def _with(of: Callable[[NDArray, float], NDArray], number: Expression | float) -> Apply:

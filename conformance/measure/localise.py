@@ -7,6 +7,7 @@ and these weights give it. The earliest of what is read counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -94,8 +95,8 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     drawings = [(one, lines) for one in some if (lines := drawn(evidence, one))]
     if not drawings:
         said = fact(evidence, problems[0], stage)
-        if TIMES in "".join(said) and any(fact(evidence, one, stage) != said for one in problems[1:]):
-            said = [one.replace("Every number of an", "In one call every number of the") for one in said]
+        if TIMES in "".join(said) and all(fact(evidence, one, stage) == said for one in problems[1:]):
+            said = [re.sub(" of (one call|a call with one key)", "", one) for one in said]
         return Located(stage, problems[0], tuple(said))
     # Of rows that are all alike two readings may be true: where most rows have keys of their own fewest are.
     problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))

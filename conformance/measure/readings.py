@@ -7,7 +7,9 @@ an excluded key e       log w_e - log w_a = c - s_a or c + s_e - s_a for each al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.probes import Probe
 from conformance.measure.problems import SMALL, of_layer
-from conformance.measure.solve import weights_of
+from conformance.measure.solve import solved, weights_of
 from conformance.subjects.items import items_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
@@ -32,14 +34,14 @@ from mha_core.reference.state import State
 
 TOLERANCE, LITTLE, ROUNDOFFS = 1e-8, 1e-9, 32.0
 """Relative differences up to which numbers are equal, weights up to which there is none, roundoffs in what is read."""
-TIMES = "the right one times"
+TIMES, CLOSE, LITTLE_OFF = "the right one times", 1e-6, 2e-3
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
     """Yield the bugs that weights show where a row differs: weights of excluded keys, or rows that do not sum to 1."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
-        yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
+        yield from fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
     elif not probe.stage:
         yield from _sums(_all_weighed(evidence, [*map(PLAIN, configs), *MANY(evidence.asker)]))
 
@@ -115,7 +117,7 @@ def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bo
     return np.asarray(total * (1.0 - found) / found / (1.0 if less_highest else unit[..., 0]))
 
 
-def _fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
+def fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
     """Yield the score that excluded keys have, or what is added to theirs, of weights with roundoffs of `unit`."""
     least = min((w[~a].min(initial=1.0) for w, _, a, _ in calls), default=1.0)
     error = max(LITTLE, ROUNDOFFS * unit / max(least, LITTLE))  # of logarithms
@@ -154,7 +156,17 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
         f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
     place = f"item {item} of {len(let_in)}, head {head} of {problem.config.num_heads}, counted from 0"
-    return [f"  Keys with a weight (#), {place}, with {_sources(problem)}:", *drawing]
+    others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
+    made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
+    as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=CLOSE)]
+    of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
+    said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
+    return [f"  Keys with a weight (#), {place}, with {_sources(problem)}{said}:", *drawing]
+
+
+_NONE = {"query_offset": 0, "causal": False, **dict.fromkeys(("window", "valid_lens", "allowed", "bias"))}
+AS_IF: dict[str, Any] = {f"{name} were not": {name: none} for name, none in _NONE.items()}
+AS_IF["causal were"] = {"causal": True}
 
 
 def _marks(row: NDArray) -> str:
@@ -178,20 +190,37 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
         return []
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
-        sums = None if found is None else np.where(found[2].any(axis=-1), found[0].sum(axis=-1), 1.0)
         ratio = output / right
-    lines = (*_unmoved(evidence, problem), *_facts(output, np.asarray(right), wrong, ratio, sums))
-    return [f"  {said}" for said in lines][:1]
+    odd = () if found is None else sums_of(found[0], found[2])
+    heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
+    times = () if heads is None else factors(*heads)
+    facts = (*_facts(output, np.asarray(right), wrong, ratio), *times, *odd, *_size(output, right))
+    alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
+    return [f"  {said}" for said in (one.format(alone) for one in (*_unmoved(evidence, problem), *facts))][:1]
+
+
+def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
+    """Yield a line on heads that are the right ones times one number, or times one number each for every query."""
+    with any_numbers:
+        ratio = np.median(heads / right, axis=-1, keepdims=True)
+    off = tolerance * np.abs(heads).max(initial=0.0)
+    if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
+        return
+    each = f"a number for each head and query, {ratio.min():.4g} to {ratio.max():.4g}: as behind a gate or a norm"
+    is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
+    yield f"The heads {{}} are {TIMES.replace('one', 'ones')} {f'{np.median(ratio):.4g}' if is_one else each}."
 
 
 def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
     """Yield a line on inputs that move the right output of a problem and not the subject's, or that of another item."""
+    if problem.sizes.key_len == 1:  # whose weight is 1: what its values are may cancel
+        problem = generic(problem.config, batch=problem.sizes.batch)
     new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys", "values")}
     names = [name for name in new if _moves(evidence, problem, changed(problem, **{name: new[name]})) == (False, True)]
     if _moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
         names = ["keys and values: no attention over them is computed"]
     if names:
-        yield f"In one call the output does not depend on the {' and the '.join(names)}."
+        yield f"The output of one call does not depend on the {' and the '.join(names)}."
     if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
         yield "The output of an item depends on the other items of the batch."
 
@@ -208,21 +237,37 @@ def _moves(evidence: Evidence, problem: Problem, other: Problem) -> tuple[bool, 
     return bool(own), bool(right)
 
 
-def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums: NDArray | None) -> Iterator[str]:
+def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
+    """Yield a line on a row of weights that does not sum to 1, and the axis along which all weights do."""
+    sums = np.where(allowed.any(axis=-1), weights.sum(axis=-1), 1.0)
+    if (np.abs(sums - 1.0) > tolerance).any():
+        item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
+        others = ((name, weights.sum(axis=axis)) for axis, name in enumerate(("items", "heads", "queries")))
+        over = [name for name, total in others if (np.abs(total * (total - 1.0)) <= tolerance).all()]
+        said = "".join(f"; summed over the {name} they give 1: look at the axis of the softmax" for name in over[:1])
+        total = f"{sums[item, head, query]:.6g}, not to 1{said}"
+        yield f"The weights of query {query}, head {head}, item {item} sum to {total}."
+
+
+def _size(output: NDArray, right: NDArray) -> Iterator[str]:
+    """Yield a line on how far the numbers of an output are off, if that is little."""
+    off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
+    if off <= LITTLE_OFF:
+        yield f"The output {{}} is off by at most {off:.1g} of its largest number: as where numbers are rounded."
+
+
+def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray) -> Iterator[str]:
     if strange := int((~np.isfinite(output) & np.isfinite(right)).sum()):
-        yield f"{strange} of {output.size} numbers of an output are NaN or infinite."
+        yield f"{strange} of {output.size} numbers of the output {{}} are NaN or infinite."
         return
     for axis, name in enumerate(("items", "queries", "output channels")):
         off = wrong.any(axis=tuple(other for other in range(3) if other != axis))
         if off.any() and not off.all():
             some = listed(list(map(str, np.flatnonzero(off))), 2 * ROWS)
-            yield f"In one call {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
+            yield f"In the output {{}} {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
     if not output.any():
-        yield "Every number of an output is 0."
+        yield "Every number of the output {} is 0."
     elif np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
-        yield f"Every number of an output is {TIMES} {ratio.flat[0]:.6g}."
-    if sums is not None and (np.abs(sums - 1.0) > TOLERANCE).any():
-        item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
-        yield f"The weights of query {query}, head {head}, item {item} sum to {sums[item, head, query]:.6g}, not to 1."
+        yield f"Every number of the output {{}} is {TIMES} {ratio.flat[0]:.6g}."
     if output.min() >= 0.0 > right.min():
-        yield f"No number of an output is below 0; {int((right < 0.0).sum())} of {right.size} should be."
+        yield f"No number of the output {{}} is below 0; {int((right < 0.0).sum())} of {right.size} should be."

@@ -54,10 +54,10 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
     """
     groups, unknowns = start.shape
     width = 1e-6 * max(1e-3, float(np.abs(start).max(initial=0.0)))
-    norm = np.linalg.norm(wanted)
     here, inverse = start, None
     off = wanted - made(here[None])[0]
     size = np.linalg.norm(off)
+    norm = max(np.linalg.norm(wanted), size)  # all that is wanted may be 0
     told = np.zeros(start.shape, bool)
     for step in range(STEPS):
         if inverse is None:
@@ -220,7 +220,8 @@ def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None
 
     wanted = np.concatenate([_grouped(answer[None], of_output) for answer in given], axis=-1)[0]
     descent = descended(made_by, start, wanted, fixed)
-    if descent is None or np.abs(descent.left).max() > evidence.allowed(wanted):
+    made_first = made_by(start[None])
+    if descent is None or np.abs(descent.left).max() > max(map(evidence.allowed, (wanted, made_first))):
         return None
     return _put_together(np.where(descent.told, descent.found, np.nan)[None], own.shape, axes)[0], own
 

@@ -60,7 +60,7 @@ class Vector:
         return found
 
     def check(self, what: str, names: Iterable[str], known: Collection[str]) -> None:
-        """Raise SpecError for a name, of an attribute or an input, that is not known here."""
+        """Raise SpecError if an attribute or an input (`names`) is not known here."""
         for name in sorted(set(names).difference(known)):
             raise SpecError(f"ONNX vector {self.name!r} has the {what} {name!r}, which is not known here")
 
@@ -93,8 +93,8 @@ def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
     """Return every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
 
     Args:
-        kind: what a vector is made as.
-        operator: by ONNX's name.
+        kind: the class of the vectors.
+        operator: ONNX's name of it.
         prefix: the beginning of the names of its cases; the rest is the name of the vector.
 
     Raises:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mha_core.errors import fitted, wrapped
+from mha_core.errors import fitted, listed, wrapped
 
 ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
 READINGS = 2  # most readings of one fault that are said, and most of which the ids are
@@ -18,14 +18,14 @@ LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/v
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of what differs.
+    """One cause of a difference.
 
     Attributes:
         stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids of the bugs on file that are this cause; several where nothing tells them apart.
-        is_common: whether much code does it, while little code does what another cause beside it says.
+        is_common: whether much code does this, and little code does what another of the causes says.
         label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
     """
 
@@ -109,8 +109,8 @@ class Brief:
         Args:
             width: columns of a row.
             most: rows; causes that do not fit are left out whole, and counted.
-            head: whether it stands alone, as `mha diagnose` says it: then the first rows say who differs in how many
-                cases, and `more` is said.
+            head: whether the text stands alone, as in `mha diagnose`: then the first rows say who differs in how many
+                cases, and `more` is there.
         """
         rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
         blocks = [wrapped(line, width, "  ") for line in self.lines]
@@ -126,14 +126,20 @@ class Brief:
                 shorter = replace(shorter, causes=tuple(changed))
                 fewer = [wrapped(line, width, "  ") for line in shorter.lines]
                 blocks = fewer if sum(map(len, fewer)) <= room else blocks
-        left = f"... and {{}} more: add {'--details' if head else '-v'}"
-        causes = fitted(blocks, room, left)
+        flag = "--details" if head else "-v"
+        causes = fitted(blocks, room, lambda count: self._left_out(count, flag, width))
         fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most
         rows += [*causes, *symbols * fits, *sure]
         for line in (*self.seen, *(self.more if head else ())):
             added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
             rows += added if len(rows) + len(added) <= most or not self.causes else []
         return rows
+
+    def _left_out(self, count: int, flag: str, width: int) -> str:
+        """Return the row about the last causes, which are left out, with their ids where these fit."""
+        ids = listed([" or ".join(one.bugs) for one in self.causes[-count:] if one.bugs], READINGS)
+        rows = [f"... and {count} more{some}: add {flag}" for some in (f" ({ids})" * bool(ids), "")]
+        return next((row for row in rows if len(row) <= width), rows[-1])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""

@@ -101,7 +101,7 @@ class LookedAt:
 
     @property
     def line(self) -> str:
-        """Return all of this in one line, except `kinds`.
+        """Return one line about all fields but `kinds`.
 
         >>> LookedAt({"keys": 1100}, ("float32",), ("cpu",), ("eager",), (), ("float64", "a GPU")).line
         'Covered: keys to 1,100; float32; cpu; the path eager. Not covered: float64, a GPU.'
@@ -117,7 +117,7 @@ class LookedAt:
         return f"Covered: {said}.{never}{of_parts}{with_all}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as a dict of JSON values, with the line."""
+        """Return the fields as a dict of JSON values, with the line."""
         return {**asdict(self), "line": self.line}
 
 

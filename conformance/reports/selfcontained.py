@@ -11,7 +11,7 @@ import jinja2
 
 @cache
 def template(package: str, page: str, script: str = "") -> jinja2.Template:
-    """Return the template of a page; in it `script` is its script, and `policy` the CSP that lets no other run.
+    """Return the template of a page. It has its script as `script`, and as `policy` the CSP that lets no other run.
 
     Args:
         package: where the folder `templates` is; templates of this package can be included as well.

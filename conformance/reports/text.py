@@ -75,7 +75,7 @@ def row_line(results: Sequence[Result]) -> str:
 
 
 def recorded_table(results: Sequence[Result]) -> Table:
-    """Return one row per subject, dtype and device: how far it is from the original's recorded output."""
+    """Return one row per subject, dtype and device: how far its output is from the original's recorded one."""
     table = plain_table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
@@ -111,7 +111,7 @@ def failure_text(result: Result) -> str:
 
 
 def repeat_lines(results: Sequence[Result]) -> list[str]:
-    """Return one line for each subject that was right when it was asked once, and wrong when it was asked again."""
+    """Return one line for each subject whose first answers were right, and whose later ones were wrong."""
     return [
         f"{subject} {dtype} {text} in {len(names)} of its cases: {', '.join(names)}"
         for (subject, dtype, text), names in _cases_by(
@@ -135,7 +135,7 @@ def gradient_lines(results: Sequence[Result]) -> list[str]:
 
 
 def float64_lines(results: Sequence[Result]) -> list[str]:
-    """Return one line for each subject that gave float64 where a run is of another dtype."""
+    """Return one line for each subject that gave float64 in a run of another dtype."""
     names: dict[str, dict[str, None]] = {}
     for result in results:
         if result.in_float64:
@@ -232,7 +232,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines as they are: no markup, no colours but those of `style`, no breaks."""
+    """Print lines unchanged: no markup, no colours but those of `style`, no breaks."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 

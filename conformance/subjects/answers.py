@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mha_core
+from conformance.subjects.handout import read_only
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
 from mha_core.call.arguments import CallSizes
 from mha_core.call.call import LEAVES
+from mha_core.dtypes import storage_dtype
 from mha_core.errors import LONGEST_MESSAGE, shown
 from mha_core.stages import GRADIENT, stage_shapes
 
 
 class CannotExpress(Exception):
-    """Raised by a subject that has no way to do what a case asks; the message says what that is."""
+    """Raised by a subject that can't do what a case asks; the message says what that is."""
 
 
 class SubjectFailed(RuntimeError):
@@ -48,13 +50,13 @@ def as_trace(
     *,
     copy: bool = True,
 ) -> Trace:
-    """Convert the answer of a subject to a Trace; it may be a Trace, a dict by stage, or an output alone.
+    """Return the answer of a subject as a Trace; it may be a Trace, a dict by stage, or an output alone.
 
     Args:
         answer: what it returned.
         weight_names: the names of its weights, which gradients may have.
         shapes: the expected shape of each array; one of another shape that is too large to be copied is refused.
-        copy: whether the Trace has copies; else it has the very arrays that were returned.
+        copy: whether the Trace has copies of the returned arrays; else it has the arrays themselves.
 
     Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
 
@@ -146,6 +148,24 @@ def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, cop
     )
 
 
+NO_REAL_NUMBERS = {
+    "c": "complex numbers; return real ones: {}.real",
+    "O": "Python objects, not numbers; convert it: {}.astype(float)",
+}
+"""Kinds of NumPy dtype that no stage may have -> what such an array holds, and how it becomes one of real numbers."""
+
+
+def of_other_dtype(name: str, array: NDArray, dtype: str) -> str:
+    """Return what is wrong with an array of another dtype than that of a run in `dtype`.
+
+    >>> of_other_dtype("output", np.zeros(3, np.int32), "float32")
+    'output is int32; a run in float32 must give float32'
+    """
+    if array.dtype.kind in NO_REAL_NUMBERS:
+        return f"{name} holds {NO_REAL_NUMBERS[array.dtype.kind].format(name)}"
+    return f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}"
+
+
 def _conversion(value: Any) -> str:
     """How a framework's array becomes one of NumPy, told by the methods of its class: no list of frameworks."""
     there = {name for cls in type(value).__mro__ for name in vars(cls)}  # and none of the subject's code is run
@@ -176,8 +196,21 @@ def place(error: BaseException) -> str:
     return _last_own(traceback.extract_tb(error.__traceback__))
 
 
+def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
+    """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
+
+    It calls once more, with arrays that can't be written into.
+    """
+    with read_only(arrays):
+        try:
+            call()
+        except Exception as error:  # whatever else it raises now is not what was asked
+            return place(error) if isinstance(error, ValueError) and "read-only" in str(error) else ""
+    return ""
+
+
 def place_now(threads: Iterable[threading.Thread]) -> str:
-    """Return the place in the user's own code where one of some threads is at work, as `place` says it."""
+    """Return the place in the user's code where one of these threads is at work, in the form of `place`."""
     now = sys._current_frames()
     stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
     return next(filter(None, map(_last_own, stacks)), "")

@@ -26,6 +26,7 @@ from conformance.subjects.answers import (
     kind_of,
     place,
     place_now,
+    place_of_write,
     shapes_of,
     words,
 )
@@ -61,7 +62,7 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
 
 def within(subject: Any, seconds: float) -> Any:
-    """Return the subject with a shorter time limit; itself if it has none."""
+    """Return the subject with a shorter time limit; unchanged if it has none."""
     shorter = getattr(type(subject), "within", None)
     return subject if shorter is None else shorter(subject, seconds)
 
@@ -75,7 +76,7 @@ TOGETHER_SECONDS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One thing that is done to a prepared layer: it is asked, or earlier answers are looked at again.
+    """One act on a prepared layer: it is asked, or earlier answers are looked at again.
 
     Args:
         problems: the problem that is asked. Several are asked at once, each from a thread of its own; with none, every
@@ -85,7 +86,7 @@ class Turn:
         thread: 1 asks from another thread than 0.
         same_arrays: whether the arrays of the turn before are handed out again, with the contents of this one.
         spoil: whether other numbers are written into what the layer returned, as the caller may do.
-        weights: what the layer's weights become before it is asked.
+        weights: the layer's new weights, set before it is asked.
         how: "set": its own `set_weights` is called; "in place": they are written into the arrays that `prepare` was
             given; "prepared anew": so too, and then a layer is prepared from these arrays and answers from now on.
     """
@@ -132,7 +133,7 @@ class Session:
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
         """Yield the layer's answers to the inputs of these problems, in order; the first error ends them.
 
-        A subject in another process may be asked all of them before the first answer is given here.
+        A subject in another process may be asked all of them before this yields the first answer.
         """
         if self._elsewhere is not None:  # a session there does what this one does
             yield from self._elsewhere.answers(problems)
@@ -186,7 +187,8 @@ class Session:
             if names
         ]
         if written:
-            raise SubjectFailed("; ".join(written))
+            at = "" if keep else self._done([partial(_place_of_write, layer, turn.problems[0])])[0]
+            raise SubjectFailed("; ".join(written) + at)
         answers = [(answer, layer, shapes) for returned, shapes, _ in done for answer in returned]
         if turn.spoil:
             for answer in answers:
@@ -266,6 +268,14 @@ def _names_said(weights: Weights) -> Iterator[None]:
             raise
         names = listed(sorted(weights, key=lambda name: name.endswith(".bias")), 4)
         raise SubjectFailed(f"{one_line(error)}{place(error)}; the weights are {names}") from error
+
+
+def _place_of_write(layer: _Layer, problem: Problem) -> str:
+    """The place where a prepared layer writes into the inputs of a problem, or into its weights."""
+    handout = Handout(input_arrays(problem.inputs))
+    inputs, run = with_arrays(problem.inputs, handout.copies), layer.run
+    arrays = [*handout.copies.values(), *layer.weights.copies.values()]
+    return "" if run is None else place_of_write(partial(run, inputs), arrays)
 
 
 def _spoil(trace: Trace) -> None:

@@ -59,7 +59,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return a backend in float32 as its users' programs are compiled, which takes longer; any other subject itself."""
+    """Return a float32 backend that compiles as its users' programs do, which takes longer; others unchanged."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path

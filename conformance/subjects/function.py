@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.bounds.precision import Precision
-from conformance.subjects.answers import SubjectFailed, as_trace, shapes_of
+from conformance.subjects.answers import SubjectFailed, as_trace, place_of_write, shapes_of
 from conformance.subjects.handout import Handout
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace, features
 from mha_core.backend import Prepared, Run
@@ -50,7 +50,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return in words how to have a thing judged that is no subject, such as a framework's layer or its class.
+    """Return in words how to have something judged that is no subject, such as a framework's layer or its class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -124,17 +124,16 @@ class FunctionSubject:
             resolved = Handout({"mask": mask, "padding": padding, **made})
             others = {"config": config, "cotangent": inputs.cotangent, "dtype": self.dtype}
             options = {**others, **told, **resolved.copies}
-            answer = self.function(
-                dict(weights),  # what is taken out of it is there again at the next call
-                inputs.queries,
-                inputs.keys,
-                inputs.values,
-                resolved.copies["mask"],
-                **{name: value for name, value in options.items() if name in self.options},
-            )
-            written = resolved.changed()
-            if written:
-                raise SubjectFailed(f"wrote into its inputs: {', '.join(written)}")
+            given = {name: value for name, value in options.items() if name in self.options}
+
+            def call() -> Any:  # what is taken out of the weights is there again at the next call
+                arrays = (inputs.queries, inputs.keys, inputs.values, resolved.copies["mask"])
+                return self.function(dict(weights), *arrays, **given)
+
+            answer = call()
+            if written := resolved.changed():
+                at = place_of_write(call, resolved.copies.values())
+                raise SubjectFailed(f"wrote into its inputs: {', '.join(written)}{at}")
             return as_trace(answer, weights, shapes_of(config, weights, inputs, sizes), copy=False)
 
         def set_weights(changed: Weights) -> None:
@@ -152,7 +151,7 @@ def subject_from_function(
     dtypes: Sequence[str] = DEFAULT_DTYPES,
     supports: Supports | None = None,
 ) -> FunctionSubject:
-    """Make a subject of a plain function.
+    """Return a subject made of a plain function.
 
     Args:
         function: `f(weights, queries, keys, values, mask)`, these five names in this order. Further
@@ -231,7 +230,7 @@ INPUTS = {
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return for a message how a callable of these parameters can be judged: what it lacks, or a line of code.
+    """Return the end of a message: how a callable of these parameters can be judged, or what it lacks.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -43,8 +44,21 @@ class Handout:
         self.originals = originals
 
 
+@contextmanager
+def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
+    """A context in which these arrays can't be written into: NumPy raises at the line that tries to."""
+    writable = [array for array in arrays if array.flags.writeable]
+    for array in writable:
+        array.flags.writeable = False
+    try:
+        yield
+    finally:
+        for array in writable:
+            array.flags.writeable = True
+
+
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """Return a writable copy with the strides of `array`, or with `strides`: transposed and expanded arrays stay so."""
+    """Return a writable copy with the strides of `array`, or with `strides`: it stays transposed or expanded."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
@@ -62,9 +76,9 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
 
 
 def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-    """Return `arrays`, which are `given` in another dtype, laid out in memory as `given` is.
+    """Return `arrays`, which are `given` in another dtype, with the memory layout of `given`.
 
-    Rounding changes strides, and makes several arrays of one that has several names; this undoes both.
+    Rounding changes strides, and splits an array that has several names; this undoes both.
 
     >>> x = np.arange(6.0)[::2]
     >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides
@@ -92,7 +106,7 @@ def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
 
 
 def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
-    """Return the arrays of `input_arrays` as they were given."""
+    """Return the arrays of `input_arrays` unconverted."""
     found = {name: getattr(inputs, name) for name in OWN_ARRAYS}
     for nested in (inputs.mask, inputs.rotary):
         if nested is not None:

@@ -15,10 +15,10 @@ from conformance.subjects.surroundings import kept_numpy
 
 
 class TookTooLong(RuntimeError):
-    """The work did not finish within the limit, which the message names.
+    """An error: the work did not finish within the limit, which the message names.
 
     Attributes:
-        threads: those that were at work, and still are.
+        threads: the threads that are still at work.
     """
 
     threads: tuple[threading.Thread, ...] = ()
@@ -62,7 +62,7 @@ class _Worker:
 
 
 def in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """Run `work()` in another thread, and return or raise as it does; TookTooLong after `seconds`.
+    """Return or raise as `work()` does, in another thread; TookTooLong after `seconds`.
 
     A thread can't be stopped: it is abandoned then, and ends with the process at the latest.
     """
@@ -118,7 +118,7 @@ def alone(work: Callable[[], Any], seconds: float) -> Any:
 
 
 def idle_threads() -> list[threading.Thread]:
-    """Return the threads that wait for work; none of them is in a subject's code."""
+    """Return the threads that wait for work, and so are not in a subject's code."""
     return [worker.thread for worker in _idle]
 
 

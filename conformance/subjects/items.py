@@ -51,8 +51,8 @@ def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
     """Return the call with these queries and keys alone, in every array that has an axis for them.
 
-    Past keys stay; where there are some, `keys` must be all, because a mask counts both. In a layer with rotary
-    positions, each side must be given its own (see `with_positions`).
+    Past keys stay; with past keys, `keys` must be all, because a mask counts both. In a layer with rotary positions,
+    each side must be given its own (see `with_positions`).
 
     >>> x = np.zeros((2, 5, 6))
     >>> taken = take_positions(AttentionInputs(x, x, x), slice(3, None), slice(4))
@@ -79,9 +79,9 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 
 
 def with_positions(problem: Problem) -> AttentionInputs:
-    """Return the inputs; in a layer with rotary positions, with positions or tables for queries and for new keys.
+    """Return the inputs; in a layer with rotary positions, those of queries and of new keys are given explicitly.
 
-    Without them, the positions of what `take_positions` takes would be counted anew.
+    `take_positions` needs that, because positions that are not given would be counted anew.
     """
     inputs = problem.inputs
     if problem.config.rotary is None:

@@ -22,9 +22,9 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why a live layer can't be called with a mask by one source, as `mha_core.live.probe` does; else None.
+    """Return why no single argument of a live layer can express a mask, as in `mha_core.live.probe`; None if one can.
 
-    A mask of several sources would judge whoever translates it for the layer, and not the layer.
+    With several sources, the translation of the mask would be judged, and not the layer.
 
     >>> why_not_one(AttentionMask(causal=True, query_offset=2))
     'a mask with a query offset'

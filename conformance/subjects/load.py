@@ -39,7 +39,7 @@ from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
 from mha_core.errors import install_command, listed, meant, one_line, shown
 from mha_core.files.mistaken import spec_meant
-from mha_core.files.shadow import HOME, OURS
+from mha_core.files.shadow import HOME, OURS, hidden
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
 
@@ -196,7 +196,7 @@ def _origin(named: Any) -> str:
 
 
 def load_object(spec: str, what: str) -> Any:
-    """Return what `MODULE:NAME` names, whatever it is; the current folder is searched too.
+    """Return the object that `MODULE:NAME` names; the current folder is searched too.
 
     Args:
         spec: the place.
@@ -256,6 +256,9 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
     try:
         found = _imported(module_name)
     except (Exception, SystemExit) as error:
+        if hiding := hidden(error, ["numpy", *EXTRAS]):
+            said = f"importing {module_name} raised {one_line(error)}{place(error)}"
+            raise SpecError(f"{where}: {'; '.join(hiding)}. {said[0].upper()}{said[1:]}") from error
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
             files = [one.stem for one in Path.cwd().glob("*.py")]

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Hold back what C++ code writes to stderr; show it after all if the block raises.
+    """Return a context that holds back what C++ code writes to stderr, and shows it if the block raises.
 
     TensorFlow logs to the file descriptor while it is imported, before any setting of its own counts.
     """
@@ -53,10 +53,10 @@ _printed: dict[str, int] = {}
 
 
 def pass_on(pipe: int, name: str) -> threading.Thread:
-    """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
+    """Return a thread that reads a pipe to its end and writes the beginning to stderr; it says if it leaves any out.
 
-    Without a word it drops logs of imports, warnings from lines of installed packages about what cases ask for, and
-    warnings that differ from earlier ones in numbers alone.
+    It says nothing of logs of imports, of installed packages' warnings about what cases ask for, and of warnings that
+    differ from earlier ones in numbers alone, which it drops too.
 
     Args:
         pipe: a file descriptor, which is closed at the end.

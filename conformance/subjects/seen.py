@@ -17,7 +17,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Seen:
-    """A subject; all that is not changed is as it has it."""
+    """A base of subjects that change something about another; all else is the other's."""
 
     subject: Any
 
@@ -27,13 +27,13 @@ class Seen:
         return getattr(self.subject, name)
 
     def within(self, seconds: float) -> Seen:
-        """Return the same of the subject with a shorter time limit."""
+        """Return this subject with a shorter time limit."""
         return replace(self, subject=within(self.subject, seconds))
 
 
 @dataclass(frozen=True)
 class SecondCall(Seen):
-    """A subject that shows the second of two equal calls of one prepared layer."""
+    """A subject that shows the second answer to two equal calls of one prepared layer."""
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """Return a run that calls the subject's run twice and returns the second answer."""
@@ -102,7 +102,7 @@ class Reformed(Seen):
     form: Form
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """Return the subject's run, with its outputs in the form that they must have."""
+        """Return a run that gives the subject's outputs as (B, Lq, Do)."""
         run: Run = self.subject.prepare(config, weights)
 
         def reformed(inputs: AttentionInputs) -> Trace:

@@ -17,6 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.subjects.answers import of_other_dtype
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, Turn, within
 from conformance.subjects.backend import BackendSubject
 from conformance.subjects.load import LoadedSubject, load_subject, load_subjects
@@ -25,8 +26,7 @@ from conformance.workers import wire
 from conformance.workers.protocol import Frame
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.backend import Backend, load, use_compile_cache
-from mha_core.dtypes import storage_dtype
-from mha_core.errors import ErrorElsewhere, one_line, shown
+from mha_core.errors import ErrorElsewhere, one_line
 from mha_core.files.kept import kept_folder
 from mha_core.weights import Weights
 
@@ -80,7 +80,7 @@ def answers(
     Args:
         session: the name of the prepared layer.
         source: how its subject is made.
-        layer: what it is prepared with; None if it has been prepared.
+        layer: its config and weights; None if it has been prepared.
         calls: the inputs of its calls, in this order.
         limit: seconds that a subject with a time limit may take for each call.
 
@@ -109,7 +109,7 @@ def answers(
 
 
 def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
-    """Return what `Session.turns` gives on layers that are prepared for these turns, with arrays in place of Traces.
+    """Return the results of `Session.turns` on layers prepared for these turns, with arrays in place of Traces.
 
     Args:
         source: how the subject is made.
@@ -135,7 +135,7 @@ def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
 def _check_sendable(arrays: dict[str, NDArray], dtype: str) -> None:
     for name, array in arrays.items():
         if not wire.is_sendable(array):
-            raise SubjectFailed(f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
+            raise SubjectFailed(of_other_dtype(name, array, dtype))
 
 
 @cache

@@ -43,8 +43,8 @@ class Cluster(Executor):
 
     Args:
         address: of the scheduler, such as tcp://10.0.0.1:8786.
-        workers: processes at a time where this machine has to do something itself. None: one for each core.
-        say: called with one line if that is so.
+        workers: processes at a time, if this machine takes over. None: one for each core.
+        say: called with one line when this machine takes over.
 
     Raises:
         SpecError: `distributed` is not installed, the address is malformed, nobody answers there, or the workers
@@ -111,11 +111,11 @@ class Cluster(Executor):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the connection was lost. A scheduler forgets the work of who does not listen."""
+        """Return whether the connection was lost. A scheduler forgets the work of clients that are gone."""
         return self._client.scheduler_comm is not self._connection or self._client.status != "running"
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Return what `concurrent.futures.Executor.submit` does; takes `execute`, a unit and its settings."""
+        """Return a Future, as `concurrent.futures.Executor` does; it takes `execute`, a unit and its settings."""
         if function is not execute or len(arguments) != 2 or named:
             raise TypeError("a cluster takes execute, a unit and its settings")
         future: Future[Any] = Future()
@@ -154,7 +154,7 @@ class Cluster(Executor):
             future.cancel()
 
     def instead(self, error: BaseException) -> Executor:
-        """Return this machine's executor, for a unit that was given up with `error`. The first time, print that."""
+        """Return this machine's executor, for a unit that was given up with `error`, which it prints the first time."""
         if self._local is None:
             if self.is_gone:
                 why = "is gone"
@@ -167,7 +167,7 @@ class Cluster(Executor):
         return self._local
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Shut down as `concurrent.futures.Executor` does, and end this one's processes on all machines."""
+        """Shut down as `concurrent.futures.Executor` does, and end the cluster's processes on all machines."""
         if self._is_shut:
             return
         if self._local is not None:

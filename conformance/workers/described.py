@@ -51,7 +51,7 @@ def use_line(line: Line) -> None:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A process beside this one, kept between questions: its home (what it runs, such as "torch") and its settings."""
+    """A process beside this one, kept between questions. It has a home (what it runs, such as "torch") and settings."""
 
     home: Home
     settings: Settings
@@ -127,7 +127,7 @@ class RemoteSession:
             raise error if isinstance(error, Exception) else SubjectFailed("its process sent too few answers")
 
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
-        """Yield what `conformance.subjects.ask.Session.turns` yields, from layers that are prepared for these turns."""
+        """Yield the results of `conformance.subjects.ask.Session.turns`, from layers prepared for these turns."""
         seconds = sum(max(1, turn.times * len(turn.problems)) for turn in turns) * self._limit + GRACE_SECONDS
         arguments = (self._source, list(turns), self._limit)
         try:
@@ -248,7 +248,7 @@ class DescribedBackend(Backend):
 
 
 def describe_backend(name: str, settings: Settings) -> DescribedBackend:
-    """Return a stand-in for a backend, with what it says of itself in a process of its own, which is kept for work.
+    """Return a stand-in for a backend, described by a process of its own, which is kept for work.
 
     Raises:
         CannotStart: its interpreter can't be used.
@@ -267,7 +267,7 @@ class RemoteSubject:
 
     Attributes:
         spec, name, dtype, device, precision, selector, origin, undeclared, says_compiled: as of a `LoadedSubject`.
-        limit: seconds that one answer may take.
+        limit: seconds that one answer may take in its process.
         patience: seconds that the caller waits for an answer, if these are fewer.
         settings: what its process is started with.
         source: how it is made in its process. Default: from its spec.
@@ -327,7 +327,7 @@ def describe_subjects(
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
-    """Return a user's subject in one dtype, as `describe_subjects`. Raises OtherDtype if it does not compute in it."""
+    """Return a user's subject in one dtype, as `describe_subjects` does. OtherDtype if it does not compute in it."""
     with _importing(spec, time_limit, settings) as process:
         said = process.asked(settings.import_limit, dict, answering.described_subject, spec, dtype, time_limit)
     return RemoteSubject(**said, settings=settings)

@@ -40,7 +40,7 @@ def take(home: Home, settings: Settings) -> WorkerProcess:
 
 
 def give_back(process: WorkerProcess) -> None:
-    """Keep a process for later work, unless something of its last work still runs."""
+    """Keep a process for later work, unless something of its last unit still runs."""
     if process.is_spent:
         process.end()
         return
@@ -121,13 +121,13 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
 
 
 class Stopped(BaseException):
-    """Raised by `say` of `execute`: it ends a unit whose answers nobody waits for, or which was given up."""
+    """Raised by `say` of `execute`, to end a unit that was given up, or whose answers nobody waits for."""
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
     """Return the answers of a unit, one for each item. Executors call this, on any machine.
 
-    If a process of ours dies, the answer of its current item is `unit.lost(...)`; a new process does the rest.
+    If a process of ours dies, the answer to its current item is `unit.lost(...)`; a new process does the rest.
 
     Args:
         unit: the work.

@@ -23,9 +23,9 @@ END_SECONDS = 3.0
 
 
 def stand_guard() -> None:
-    """Go on in a child, and guard it here; elsewhere than on Linux, do nothing.
+    """Fork: the child goes on, and this process guards it. On other systems than Linux, do nothing.
 
-    Standard input is a pipe that whoever started this holds open. Call it before there are threads.
+    Call it before there are threads, with standard input as a pipe that the starter holds open.
     """
     if sys.platform != "linux":
         return

@@ -34,7 +34,7 @@ LEARNERS = "learn-"
 
 @dataclass(frozen=True)
 class Home:
-    """A purpose of a worker process, such as one framework: work of one home may share a process, other work may not.
+    """A purpose of a worker process, such as one framework. Only work of one home may share a process.
 
     Args:
         name: a backend, `NUMPY`, or a subject, MODULE:NAME.
@@ -75,7 +75,7 @@ class Settings:
     import_limit: float = IMPORT_SECONDS
 
     def interpreter(self, home: Home) -> str | None:
-        """Return the interpreter that was asked for; None for this one."""
+        """Return the interpreter that was asked for; None for the current one."""
         return self.interpreters.get(home.name, self.interpreters.get(home.name.partition(":")[0]))
 
 
@@ -88,8 +88,8 @@ def interpreters(
 ) -> dict[str, str]:
     """Return backend or subject -> interpreter, from options NAME=PATH, else from the file in the current folder.
 
-    A file may have come with somebody else's folder. So what it says is said before it is done, and asked for once
-    for each path and content.
+    The file may have come with somebody else's folder. So the user is told what it says, and asked once for each path
+    and content.
 
     Args:
         options: as `--python` takes them.

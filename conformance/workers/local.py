@@ -47,7 +47,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Return what `concurrent.futures.Executor.submit` does; a Unit as the first argument says where it belongs."""
+        """Return a Future, as `concurrent.futures.Executor`; a Unit as the first argument says where it belongs."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None
@@ -65,7 +65,7 @@ class Local(Executor):
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Shut down as `concurrent.futures.Executor` does. Processes that wait for work go on waiting."""
+        """Shut down as `concurrent.futures.Executor` does. Idle processes stay."""
         with self._changed:
             self._is_shut = True
             if cancel_futures:

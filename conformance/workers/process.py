@@ -54,7 +54,7 @@ _all: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """A worker process that was started and has said what it is.
+    """A worker process that has started and introduced itself.
 
     Args:
         home: what the process is for.
@@ -66,7 +66,7 @@ class WorkerProcess:
             everywhere.
 
     Attributes:
-        hello: what it said first.
+        hello: its first message.
         is_ready: whether it has said hello.
         unit: the unit that it works on, or worked on last.
         is_spent: whether it still has a thread of the last request at work, or a process that may not stay.
@@ -132,7 +132,7 @@ class WorkerProcess:
 
     @property
     def where(self) -> str:
-        """Return the process in words: its interpreter, and what it is for."""
+        """Return the process in words: its interpreter, and its home."""
         return f"the interpreter {shown(self.interpreter or sys.executable)} of {self.home.name}"
 
     def _greeted(self, words: IO[bytes], limit: float) -> Hello:

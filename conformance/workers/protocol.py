@@ -69,7 +69,7 @@ class TooLong(WorkerDied):
 
 
 class Unit(ABC):
-    """Items of work on one subject, which a worker process of ours does one after the other.
+    """Items of work on one subject, which a worker process of ours does one after another.
 
     It is pickled, and so are its answers. A framework or a subject is asked in another process, which `home` names.
     """
@@ -77,7 +77,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def home(self) -> Home:
-        """Return the Home whose process it asks: a framework's, a user's module's, or ours if it asks nobody."""
+        """Return the Home whose process the unit asks: a framework's, a user's module's, or ours if it asks none."""
 
     @property
     def cost(self) -> float:
@@ -90,7 +90,7 @@ class Unit(ABC):
 
     @abstractmethod
     def run(self, start: int) -> Iterator[Any]:
-        """Do the items from number `start` on, in the worker process; yields one answer each."""
+        """Yield the answer to each item from number `start` on, in the worker process."""
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
@@ -104,7 +104,7 @@ class Line(Protocol):
         """Return the answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
 
         Args:
-            home, request: whom to ask, and what; see `conformance.workers.answering`.
+            home, request: the process to ask, and the request; see `conformance.workers.answering`.
             seconds: the time that it may take. None: any, as long as the process gives signs of life.
 
         Raises:
@@ -129,7 +129,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the other side has closed it, and nothing that it sent is left."""
+        """Return whether the other side has closed it, and nothing is left to receive."""
         try:
             return bool(select.select([self._socket], [], [], 0)[0] and not self._socket.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):  # closed here
@@ -213,7 +213,7 @@ class Hello:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Hello:
-        """Raises ValueError or TypeError for anything else."""
+        """Return the Hello in these bytes. Raises ValueError or TypeError for anything else."""
         return cls(**json.loads(data))
 
 

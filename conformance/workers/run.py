@@ -33,8 +33,8 @@ def run_units(
 
     Args:
         units, executor, settings: the work, what runs it, and what processes are started with.
-        why_not: called in the threads of `Local`, and there alone. The other items of a unit for which it gives a
-            reason are lost for this reason.
+        why_not: (number of a unit, its latest answer) -> why its other items are given up, or "". Only `Local` calls
+            it, in its threads.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()
     seen: set[tuple[int, int]] = set()

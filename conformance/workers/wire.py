@@ -54,7 +54,7 @@ class Unreadable(ValueError):
 
 
 def sendable(cls: Class) -> Class:
-    """Return the class, and let it be sent (a decorator): a dataclass, or an error that is made of its text alone."""
+    """Return the class, marked as sendable (a decorator): a dataclass, or an error made of its text alone."""
     _classes[cls.__name__] = cls
     return cls
 
@@ -79,7 +79,7 @@ def is_sendable(array: NDArray) -> bool:
 
 @dataclass(frozen=True)
 class Together:
-    """A value whose arrays, if their bits are equal, are sent once and are one array on the other side."""
+    """A value in which arrays with equal bits are sent once, and are one array on the other side."""
 
     value: Any
 
@@ -102,12 +102,11 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes, *, layouts: bool = False) -> Any:
-    """Return the value of some bytes.
+    """Return the value in the bytes that `dumps` made.
 
     Args:
         data: anything.
-        layouts: whether arrays get the strides that they had. Only for trusted data: strides can make an array of any
-            size.
+        layouts: whether arrays get their old strides. Only for trusted data: strides can make an array of any size.
 
     Raises:
         Unreadable: they are no message.

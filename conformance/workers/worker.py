@@ -150,7 +150,7 @@ def _serve(link: _Link, request: bytes) -> None:
 
 
 def plain(error: BaseException) -> Any:
-    """Return the error if its class is this project's, else one of ours with its message, which the other side knows.
+    """Return the error if its class is this project's, which the other side knows; else one of ours with its message.
 
     >>> plain(KeyError("a"))
     ErrorElsewhere("KeyError: 'a'")

@@ -211,7 +211,7 @@ def rounded(trace: Trace, dtype: str) -> Trace:
 
 
 def rounded_array(array: NDArray, dtype: str) -> NDArray:
-    """Return an array of a run rounded to `dtype`; for float64 as it is, since a bug may have made it narrower."""
+    """Return an array of a run rounded to `dtype`; unchanged for float64, since a bug may have made it narrower."""
     if dtype == "float64":
         return array
     with any_numbers:

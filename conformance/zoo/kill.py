@@ -110,7 +110,7 @@ def kills_of(bugs: Sequence[Bug], case: Case) -> Kills:
 
 
 def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills]) -> KillTable:
-    """Return the table of what each case does to bugs, in the order of `cases`."""
+    """Return the KillTable of these rows, in the order of `cases`."""
     first_stages: dict[str, dict[str, Mapping[str, str]]] = {bug.id: {} for bug in bugs}
     for case, found in zip(cases, kills, strict=True):
         for bug_id, stages in found.first_stages.items():
@@ -122,7 +122,7 @@ def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills])
 
 
 def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
-    """Return the first stage of the bug's run that leaves its allowed error, "gradients", or None.
+    """Return the first stage of the bug's run over its allowed error, "gradients" if only these are, or None.
 
     Raises DoesNotApply where the bug can't be made.
     """

@@ -79,14 +79,14 @@ def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Cal
 
 
 def right_step(name: str) -> Step:
-    """Return the definition's step of this name, forward or backward."""
+    """Return the definition's step `name`, forward or backward."""
     return FORWARD[name] if name in FORWARD else BACKWARD[name]
 
 
 def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
     """Return the step `name` that gives `change(state, its right result)` in place of its right result.
 
-    The result stays where it is None, and in calls for which `where(state)` is false.
+    A result of None stays, and so do results in calls for which `where(state)` is false.
     """
     right = right_step(name)
 

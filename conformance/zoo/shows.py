@@ -35,7 +35,7 @@ class Shows:
 
     @classmethod
     def of(cls, wanted: Expected, dtype: str, seen: Sequence[str] = STAGES) -> Shows:
-        """With the reference's run of the problem, which is made here."""
+        """Return a Shows with the reference's run of the problem."""
         problem = wanted.problem
         return cls(wanted, dtype, seen, *noted_run(problem.config, problem.weights, problem.inputs))
 
@@ -44,11 +44,11 @@ class Shows:
         return rerun(self.right, pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
-        """Return the first shown stage of this run, rounded to the dtype, that is over its allowed error; else None."""
+        """Return the first shown stage of this run that, rounded to the dtype, is over its allowed error; else None."""
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:
-        """Return the first stage of the bug's run that leaves its allowed error, "gradients", or None.
+        """Return the first stage of the bug's run over its allowed error, "gradients" if only these are, or None.
 
         Raises DoesNotApply where the bug can't be made.
         """

@@ -45,7 +45,7 @@ def rerun(
         pipeline: every step, forward or backward or both, with the replaced ones among them.
         replaced: their names.
         changed: whether an array that the pipeline starts from is new already.
-        since: the State of which `state` is a rerun already. Default: `state` is the finished run itself.
+        since: the State of which `state` is a rerun. Default: `state` is the finished run itself.
         reads: what steps read, as `noted_run` finds it: those that read nothing new are not run.
 
     Returns:
@@ -80,7 +80,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """Return `reference.run_state` with these steps, and step of the definition -> the names of the arrays it read."""
+    """Return the State of `reference.run_state` with these steps; and step -> the names of the arrays that it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:
@@ -264,7 +264,7 @@ class Variants:
         return self._shared.get(key)
 
     def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
-        """Return the run with bugs and without gradients; None where there is no room for what it starts from.
+        """Return the run with bugs and without gradients; None where there is no room for the run that it starts from.
 
         Raises DoesNotApply where they can't be put in.
         """

@@ -22,7 +22,7 @@ from sphinx.errors import ExtensionError
 
 from _ext.common import DIALECTS
 from _ext.common import tabs as tab_set
-from _ext.figures.base import svg_in
+from _ext.figures.base import svg_in, to_file, with_download
 from _ext.figures.plots import plot
 from _ext.lessons.course import COURSE, above, below, extra, named, parted
 from _ext.lessons.found import FOUND
@@ -105,7 +105,7 @@ def markdown(lesson: str) -> str:
             return tabs(lesson, name) + "\n"
         if kind == "judged":
             return f"```none\n{FOUND[name]()}\n```\n"
-        return f"```{{raw}} html\n{figure_of(name)}```\n"
+        return f"```{{raw}} html\n{with_download(figure_of(name), name)}```\n"
 
     own = named(lesson)
     course, beyond = (BLOCK.sub(made, part) for part in parted(text(lesson)))
@@ -124,12 +124,13 @@ def pages_with_lessons(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -
 
 
 def write_notebooks(app: Sphinx, error: Exception | None) -> None:
-    """Put the notebooks beside the pages."""
+    """Put the notebooks and the figures beside the pages."""
     if error is None and app.builder.format == "html":
         folder = Path(app.outdir, "_downloads")
         folder.mkdir(exist_ok=True)
         for lesson in (one for one in COURSE if one.page in app.env.found_docs):
             figure = svg_in(figure_of(lesson.name))
+            folder.joinpath(f"{lesson.name}.svg").write_text(to_file(figure_of(lesson.name)), "utf-8")
             for framework in DIALECTS:
                 printed = recorded()["printed"].get(framework, {}).get(lesson.name, {})
                 given = lesson, text(lesson.name), cells(lesson.name, framework), printed

@@ -2,6 +2,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 rng = np.random.default_rng(0)
 queries = jnp.asarray(rng.normal(size=(2, 4, 100)), jnp.float32)  # two items, 4 queries
@@ -54,6 +55,41 @@ def transpose_output(x, num_heads):
 merged = transpose_output(heads, 5)
 output = merged @ w_o.T
 print(heads.shape, "->", merged.shape, "->", output.shape)
+
+
+# %% class
+class MultiHeadAttention(nn.Module):
+    num_hiddens: int
+    num_heads: int
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, queries, keys, values, valid_lens, training=False):
+        def project(name, x):  # it knows the width of x, for `init` runs it on an example
+            return nn.Dense(self.num_hiddens, use_bias=False, name=name)(x)
+
+        projected = (project("w_q", queries), project("w_k", keys), project("w_v", values))
+        q, k, v = (transpose_qkv(x, self.num_heads) for x in projected)
+        lengths = jnp.repeat(valid_lens, self.num_heads)
+        allowed = (jnp.arange(k.shape[1]) < lengths[:, None])[:, None]
+        weights, _ = attend(q, k, v, allowed)
+        weights = nn.Dropout(self.dropout, deterministic=not training)(weights)
+        return project("w_o", transpose_output(weights @ v, self.num_heads))
+
+
+# %% call
+layer = MultiHeadAttention(100, 5, dropout=0.5)
+print("before: no parameters, but", layer.num_hiddens, "and", layer.num_heads)
+variables = layer.init(jax.random.key(0), queries, keys, keys, valid_lens)
+print("after: ", [parameter.shape for parameter in jax.tree.leaves(variables)])
+first = np.asarray(layer.apply(variables, queries, keys, keys, valid_lens))
+assert first.shape == (2, 4, 100)
+
+# %% same
+matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+variables = {"params": {name: {"kernel": matrix.T} for name, matrix in matrices.items()}}  # Flax keeps (in, out)
+made = np.asarray(layer.apply(variables, queries, keys, keys, valid_lens))
+print("as step by step:", np.allclose(made, output, atol=1e-5))
 
 # %% grouped
 two_k, two_v = jnp.repeat(k[:2], 2, axis=0), jnp.repeat(v[:2], 2, axis=0)

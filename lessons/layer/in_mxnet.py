@@ -2,7 +2,7 @@
 import numpy
 
 numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
-from mxnet import base, np, npx
+from mxnet import base, gluon, np, npx
 
 npx.set_np()
 rng = numpy.random.default_rng(0)
@@ -56,6 +56,43 @@ def transpose_output(x, num_heads):
 merged = transpose_output(heads, 5)
 output = np.dot(merged, w_o.T)
 print(heads.shape, "->", merged.shape, "->", output.shape)
+
+
+# %% class
+class MultiHeadAttention(gluon.nn.Block):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        dense = {"use_bias": False, "flatten": False}  # no width of the input: initialization is deferred
+        self.w_q = gluon.nn.Dense(num_hiddens, **dense)
+        self.w_k = gluon.nn.Dense(num_hiddens, **dense)
+        self.w_v = gluon.nn.Dense(num_hiddens, **dense)
+        self.w_o = gluon.nn.Dense(num_hiddens, **dense)
+        self.dropout = gluon.nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        projected = (self.w_q(queries), self.w_k(keys), self.w_v(values))
+        q, k, v = (transpose_qkv(x, self.num_heads) for x in projected)
+        lengths = np.repeat(valid_lens, self.num_heads)
+        allowed = (np.arange(k.shape[1], dtype="int32") < lengths[:, None])[:, None]
+        weights, _ = attend(q, k, v, allowed)
+        weights = self.dropout(weights)  # in training alone, which is inside `autograd.record()`
+        return self.w_o(transpose_output(np.matmul(weights, v), self.num_heads))
+
+
+# %% call
+layer = MultiHeadAttention(100, 5, dropout=0.5)
+layer.initialize()
+print("before:", layer.w_q.weight.shape)
+first = layer(queries, keys, keys, valid_lens)
+print("after: ", [parameter.shape for parameter in layer.collect_params().values()])
+assert first.shape == (2, 4, 100)
+
+# %% same
+for dense, matrix in ((layer.w_q, w_q), (layer.w_k, w_k), (layer.w_v, w_v), (layer.w_o, w_o)):
+    dense.weight.set_data(matrix)
+made = layer(queries, keys, keys, valid_lens)
+print("as step by step:", np.abs(made - output).max().item() < 1e-5)
 
 # %% grouped
 two_k, two_v = np.repeat(k[:2], 2, axis=0), np.repeat(v[:2], 2, axis=0)

@@ -53,6 +53,41 @@ merged = transpose_output(heads, 5)
 output = merged @ w_o.T
 print(heads.shape, "->", merged.shape, "->", output.shape)
 
+
+# %% class
+class MultiHeadAttention:
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        self.num_hiddens, self.num_heads, self.dropout = num_hiddens, num_heads, dropout
+        self.parameters = {}  # lazy: only the first call tells how wide the inputs are
+
+    def project(self, name, x):
+        if name not in self.parameters:
+            self.parameters[name] = rng.normal(size=(self.num_hiddens, x.shape[-1])) / x.shape[-1] ** 0.5
+        return x @ self.parameters[name].T
+
+    def __call__(self, queries, keys, values, valid_lens, training=False):
+        projected = (self.project("w_q", queries), self.project("w_k", keys), self.project("w_v", values))
+        q, k, v = (transpose_qkv(x, self.num_heads) for x in projected)
+        lengths = np.repeat(valid_lens, self.num_heads)
+        allowed = (np.arange(k.shape[1]) < lengths[:, None])[:, None]
+        weights, _ = attend(q, k, v, allowed)
+        if training:
+            weights = weights * (rng.random(weights.shape) >= self.dropout) / (1 - self.dropout)
+        return self.project("w_o", transpose_output(weights @ v, self.num_heads))
+
+
+# %% call
+layer = MultiHeadAttention(100, 5, dropout=0.5)
+print("before:", layer.parameters)
+first = layer(queries, keys, keys, valid_lens)
+print("after: ", [parameter.shape for parameter in layer.parameters.values()])
+assert first.shape == (2, 4, 100)
+
+# %% same
+layer.parameters = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+made = layer(queries, keys, keys, valid_lens)
+print("as step by step:", np.allclose(made, output, atol=1e-5))
+
 # %% grouped
 two_k, two_v = np.repeat(k[:2], 2, axis=0), np.repeat(v[:2], 2, axis=0)
 grouped_heads = attend(q[:4], two_k, two_v, np.ones((1, 1, 6), bool))[1]

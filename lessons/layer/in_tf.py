@@ -59,6 +59,41 @@ merged = transpose_output(heads, 5)
 output = project(merged, w_o)
 print(heads.shape, "->", merged.shape, "->", output.shape)
 
+
+# %% class
+class MultiHeadAttention(tf.keras.layers.Layer):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.w_q = tf.keras.layers.Dense(num_hiddens, use_bias=False)  # its `build` makes the matrix, at the first call
+        self.w_k = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.w_v = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.w_o = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.dropout = tf.keras.layers.Dropout(dropout)
+
+    def call(self, queries, keys, values, valid_lens, training=False):
+        projected = (self.w_q(queries), self.w_k(keys), self.w_v(values))
+        q, k, v = (transpose_qkv(x, self.num_heads) for x in projected)
+        lengths = tf.repeat(valid_lens, self.num_heads)
+        allowed = (tf.range(k.shape[1]) < lengths[:, None])[:, None]
+        weights, _ = attend(q, k, v, allowed)
+        weights = self.dropout(weights, training=training)
+        return self.w_o(transpose_output(weights @ v, self.num_heads))
+
+
+# %% call
+layer = MultiHeadAttention(100, 5, dropout=0.5)
+print("before:", layer.w_q.weights)
+first = layer(queries, keys, keys, valid_lens)
+print("after: ", [tuple(parameter.shape) for parameter in layer.weights])
+assert first.shape == (2, 4, 100)
+
+# %% same
+for dense, matrix in ((layer.w_q, w_q), (layer.w_k, w_k), (layer.w_v, w_v), (layer.w_o, w_o)):
+    dense.kernel.assign(tf.transpose(matrix))  # Keras keeps (in, out)
+made = layer(queries, keys, keys, valid_lens)
+print("as step by step:", np.allclose(made, output, atol=1e-5))
+
 # %% grouped
 two_k, two_v = tf.repeat(k[:2], 2, axis=0), tf.repeat(v[:2], 2, axis=0)
 grouped_heads = attend(q[:4], two_k, two_v, tf.ones((1, 1, 6), tf.bool))[1]

@@ -54,6 +54,40 @@ merged = transpose_output(heads, 5)
 output = merged @ w_o.T
 print(tuple(heads.shape), "->", tuple(merged.shape), "->", tuple(output.shape))
 
+
+# %% class
+class MultiHeadAttention(torch.nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.w_q = torch.nn.LazyLinear(num_hiddens, bias=False)  # lazy: only the first call tells the input's width
+        self.w_k = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.w_v = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.w_o = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.dropout = torch.nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        projected = (self.w_q(queries), self.w_k(keys), self.w_v(values))
+        q, k, v = (transpose_qkv(x, self.num_heads) for x in projected)
+        lengths = valid_lens.repeat_interleave(self.num_heads)
+        allowed = (torch.arange(k.shape[1]) < lengths[:, None])[:, None]
+        weights, _ = attend(q, k, v, allowed)
+        weights = self.dropout(weights)  # in training alone
+        return self.w_o(transpose_output(weights @ v, self.num_heads))
+
+
+# %% call
+layer = MultiHeadAttention(100, 5, dropout=0.5).eval()  # in use, not in training
+print("before:", layer.w_q.weight)
+first = layer(queries, keys, keys, valid_lens)
+print("after: ", [tuple(parameter.shape) for parameter in layer.parameters()])
+assert first.shape == (2, 4, 100)
+
+# %% same
+layer.load_state_dict({"w_q.weight": w_q, "w_k.weight": w_k, "w_v.weight": w_v, "w_o.weight": w_o})
+made = layer(queries, keys, keys, valid_lens).detach()
+print("as step by step:", torch.allclose(made, output, atol=1e-5))
+
 # %% grouped
 two_k, two_v = k[:2].repeat_interleave(2, dim=0), v[:2].repeat_interleave(2, dim=0)
 grouped_heads = attend(q[:4], two_k, two_v, torch.ones(1, 1, 6, dtype=torch.bool))[1]

@@ -34,4 +34,6 @@ def new_adapter(path: Path, framework: str) -> tuple[str, str]:
             file.write(text.replace(f"{MODULE}:", f"{name}:"))
     except FileExistsError:
         raise SpecError(f"--new {shown(path)}: it is there already, and is not overwritten; name another") from None
+    except FileNotFoundError:
+        raise SpecError(f"--new {shown(path)}: there is no folder {shown(path.parent)}") from None
     return f"{name}:attention", f"{name}:Layer"

@@ -37,6 +37,14 @@ class Command(click.Command):
 
     examples: tuple[str, ...] = ()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments that are left, as click does; its error of a last option without a value names us."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -176,6 +184,9 @@ def _say(error: BaseException) -> None:
 NO_COMMAND = re.compile(r"No such command '(?P<name>.*)'\.$")
 """A sentence of click about a word that is no command, where click knows none that is like it."""
 
+MOST_COMMANDS = 3
+"""Most commands with an option that are said."""
+
 LIKE_A_COMMAND = 0.5
 """How alike, of difflib, a command of the same first letter is: click asks for 0.6, which check and cheque have not."""
 
@@ -200,6 +211,8 @@ def _usage(error: click.UsageError) -> str:
     elif isinstance(error, click.NoSuchOption) and isinstance(command, click.Group):
         name = error.option_name.lstrip("-")
         text += f" Did you mean `{path} {name}`?" if name in command.commands else ""
+    elif isinstance(error, click.NoSuchOption) and not error.possibilities and (others := _with_option(error)):
+        text += f" {others} has one; `{path} --help` lists what there is."
     elif isinstance(command, click.Group) and (missing := NO_COMMAND.match(text)):
         name = missing["name"]
         alike = [one for one in command.commands if one[:1] == name[:1]]
@@ -210,6 +223,18 @@ def _usage(error: click.UsageError) -> str:
         text += f": it takes {' '.join(names) or 'options alone'}."
     is_told = "did you mean" in text.lower() or "`" in text
     return text if is_told else f"{text} `{path} --help` lists what there is."
+
+
+def _with_option(error: click.NoSuchOption) -> str:
+    """The other commands that have the option, in words; "" for none."""
+    from mha_core.errors import listed
+
+    parent = None if error.ctx is None else error.ctx.parent
+    if parent is None or not isinstance(parent.command, click.Group):
+        return ""
+    commands = parent.command.commands.items()
+    there = [name for name, one in commands if any(error.option_name in each.opts for each in one.params)]
+    return listed([f"`mha {name}`" for name in there], MOST_COMMANDS)
 
 
 def _numbers(param: click.Parameter) -> str:

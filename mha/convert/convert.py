@@ -46,10 +46,10 @@ class ConvertedLayer:
         from_layout: the layout by which it was read.
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
-        source, target: for the layer as read from each file, who ran it, and how far it was from the reference.
+        source, target: the SideResult of the layer as read from each file: who ran it, and its error.
         standing: the word for what is known of the original (proved, known or moved: see `mha.models.standing`), and
             whether the original calls the layer causally.
-        causal_call: what a call of the target's layer needs to be causal, in words; "" unless the original's call is.
+        causal_call: what a call of the target's layer needs to be causal, in words; "" if the original's is not causal.
         notes: remarks for the report, such as biases filled with zeros and arrays that were left out.
     """
 
@@ -133,7 +133,7 @@ def convert(
         out: the file to write.
         from_layout: a name of `mha_core.layouts.LAYOUTS`. Default: the one that fits.
         to_layout: a name of the same table: the layout to write.
-        prefix: the prefix of the one layer to take. If the file has several, give this or `every`.
+        prefix: the prefix of the one layer to convert. If the file has several, give this or `every`.
         every: take all layers (of `from_layout`, if that is given).
         num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
         dtype: the dtype to cast arrays to. Default: they stay as they are.

@@ -28,7 +28,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """One recorded call: name of each mask that it may have had -> its inputs with it; and stage -> its output."""
+    """A recorded call: name of each mask that it may have had -> the inputs with that mask; and stage -> its output."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -104,8 +104,8 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
     """Return prefix of a layer in a file -> the recorded layer that belongs to it; prefixes without one are left out.
 
     Two names belong together if their parts are equal, or if one ends with the parts of the other, because the model
-    that was captured may be a part of the saved one. "/" counts as ".". If no two names belong together, the layers are
-    paired in their order, provided that there are as many recorded ones.
+    that was captured may be a part of the saved one. "/" counts as ".". If no two names belong together, and there are
+    as many recorded layers, they are paired in order.
 
     Raises:
         SpecError: layers can't be paired by names or by order, or a layer belongs to several.

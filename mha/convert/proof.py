@@ -61,7 +61,7 @@ class Proof:
 
 
 def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
-    """Prove that these weights give the recorded outputs, call by call.
+    """Return the Proof that these weights give the recorded outputs, call by call.
 
     Args:
         layer: the recorded calls.

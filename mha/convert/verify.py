@@ -48,7 +48,7 @@ BATCH, QUERY_LEN, KEY_LEN, VALID_LENS = 2, 3, 5, (5, 2)
 
 
 class VerificationFailed(RuntimeError):
-    """A converted layer computes something else than the reference, or than the recorded original."""
+    """An error: a converted layer computes something else than the reference, or than the recorded original."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def verify_sides(
     *,
     causal: bool = False,
 ) -> tuple[SideResult, SideResult]:
-    """Run source and target on one problem, and compare both with the reference, run with the source's weights.
+    """Return the SideResults of source and target, both run on one problem and compared with the reference.
 
     Args:
         where: the layer's name, which also seeds the problem.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
 from mha_core.errors import install_command, one_line, shown
-from mha_core.files.tensorfile import check_name, looks_like
+from mha_core.files.tensorfile import EMPTY, TEXT, check_name, looks_like
 
 Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""
@@ -45,7 +45,7 @@ class Checkpoint:
         path: the file.
         entries: full name -> array, in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file holds one.
-        others: full name -> kind in words, for all named items that are no arrays (such as numbers and texts).
+        others: full name -> kind in words, for all items that are no arrays (such as numbers and texts).
         metadata: name -> text, for the file's other metadata, if its format has a place for that.
     """
 
@@ -115,7 +115,7 @@ def _itemsize(dtype: str) -> int:
 
 
 def bfloat16() -> np.dtype:
-    """NumPy's dtype for bfloat16, from the package ml_dtypes."""
+    """Return NumPy's dtype for bfloat16, from the package ml_dtypes."""
     try:
         import ml_dtypes
     except ModuleNotFoundError as error:
@@ -161,4 +161,6 @@ def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
     why = error if isinstance(error, str) else one_line(error)
     if isinstance(error, BadZipFile) and looks.startswith("zip") and not is_zipfile(path):  # which looks for its end
         why, hint = f"it is cut off, at {path.stat().st_size:,} bytes: write, copy or download it again", ""
+    elif looks in (EMPTY, TEXT):  # of which no library says more
+        why, hint = f"it looks like {looks}", ""
     return SpecError(f"{path} is not a whole {form} file: {why}{hint}")

@@ -108,7 +108,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
         layer: the layer.
         asked: the name of a layout, or None for the one that fits.
         framework: the framework of the file's format; its layout comes first.
-        heads: whether it is known how many heads there are, or the layouts say it.
+        heads: whether the number of heads is known, or the layouts say it.
     """
     if asked is not None:
         get(asked)
@@ -123,7 +123,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
         more = "" if heads else ", and how many heads there are (--num-heads)"
         raise SpecError(
             f"the layer at prefix {layer.prefix!r} fits several layouts; say which (--from): "
-            f"{', '.join(layer.layouts)}{more}. A recorded call of the original tells (--recorded)"
+            f"{', '.join(layer.layouts)}{more}. A recorded call of the original tells which (--recorded)"
         )
     return sorted(fitting, key=lambda layout: layout.framework != framework)
 

@@ -50,7 +50,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for every name in a file that belongs to no layer, but is nearly the name of a lacking array.
+    """Return a Stray for each name in a file that belongs to no layer, but is nearly that of an array a layer lacks.
 
     Args:
         checkpoint: the file.

@@ -117,7 +117,7 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Return a key that is equal for all slices that come from cutting one array in one way."""
+        """Return a key that is equal for all slices of one array that is cut in one way."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
@@ -153,7 +153,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The arrays of a file, as what they could be: matrices (for each axis that could be the input) and biases.
+    """The arrays of a file by what they could be: matrices (one for each axis that could be the input) and biases.
 
     Attributes:
         matrices: arrays with an input axis.
@@ -218,7 +218,7 @@ class Candidates:
                         yield Slice(source, kind, 3, ROLES.index(role), group)
 
     def biases(self, weight: Slice) -> list[Slice]:
-        """Return every slice of a vector that could be the bias of `weight`: cut in the same way, or not cut."""
+        """Return the slices of vectors that could be the bias of `weight`: the same part, or the whole vector."""
         key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.group
         if key not in self._biases:
             self._biases[key] = list(self._find_biases(weight))

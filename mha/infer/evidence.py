@@ -39,7 +39,7 @@ JUDGED = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis on which array is which weight, and how far its output is from the recorded one.
+    """A hypothesis (which array is which weight), and the distance of its output from the recorded one.
 
     Attributes:
         hypothesis: the hypothesis with all its biases.
@@ -66,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for every choice of value and output biases that fits; if none does, for the closest choice."""
+        """Return a Fit for each choice of value and output biases that fits; if none does, for the closest choice."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]

@@ -48,8 +48,8 @@ class Inference:
         fits: every hypothesis within the bound, best first; each computes another function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
-        exhausted: False if time ran out before all hypotheses in the tiers begun were considered.
-        more: how many further hypotheses come as close but were not judged, because the record hardly tells them apart.
+        exhausted: False if time ran out before all hypotheses of the begun tiers were considered.
+        more: how many further hypotheses are as close but were not judged, because the record hardly tells them apart.
         key_bias: if the key bias has no influence on the output, the most plausible one, and the reason in words.
         candidates, observed: the arrays as what they could be, and the recorded call.
         seconds: how long it took.
@@ -104,7 +104,7 @@ def infer(
     time_limit: float = 60.0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Inference:
-    """Find which arrays are the weights of the attention layer that was recorded.
+    """Return which arrays are the weights of the attention layer that was recorded.
 
     Args:
         arrays: name -> array; names mean nothing, and there may be arrays of other layers among them.

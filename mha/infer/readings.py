@@ -28,7 +28,7 @@ ORDERS: dict[Orders, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Slices of arrays whose sizes fit: any q with any k, v and o.
+    """A family of slices whose sizes fit: any q with any k, v and o.
 
     Attributes:
         q, k, v, o: the slices for each projection.

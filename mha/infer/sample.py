@@ -24,7 +24,7 @@ NOISE = 1e3
 
 @dataclass(eq=False)
 class Sample:
-    """Query rows (n of them), and all keys (L) of the batch items that they stand in.
+    """Some query rows (n), and all keys (L) of the batch items to which the rows belong.
 
     Attributes:
         q, y: (n, Dq) and (n, Do): inputs and outputs of the rows.
@@ -140,8 +140,8 @@ def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
 def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int]]:
     """Return `count` rows (batch item, query) of different outputs, from items with few keys.
 
-    Items are added, those with the fewest keys first, until there are enough rows and one more item would have more
-    than `keys` keys in all.
+    Items with the fewest keys come first, until there are enough rows and one more item would exceed `keys` keys in
+    all.
     """
     rows = [row for row in observed.usable_rows if row[2] > 1] or observed.usable_rows
     of_item = {item: max(row[2] for row in rows if row[0] == item) for item in {row[0] for row in rows}}

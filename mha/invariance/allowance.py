@@ -99,7 +99,7 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
 
 
 def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
-    """Measure the allowance of a model by a few calls, in the first of these dtypes in which it computes."""
+    """Return the allowance of a model, measured by a few calls in the first of these dtypes in which it computes."""
     for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)

@@ -108,7 +108,7 @@ def _at(raw: Any, place: tuple[str, ...]) -> Any:
 
 
 def find_cache(live: Live, template: Template, step: Any = None) -> Cache | str:
-    """Return how the model decodes step by step, or the reason in words why that was not found.
+    """Return the way in which the model decodes step by step, or the reason in words why none was found.
 
     Args:
         live, template: the model, and how it is called.

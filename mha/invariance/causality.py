@@ -29,7 +29,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): how far the output at a row's position moves if the content at a column's changes.
+    """Return (L, L): how far the output at position [row] moves if the content at position [column] changes.
 
     The move is relative to the largest output.
     """

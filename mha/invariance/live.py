@@ -39,7 +39,7 @@ _OPEN = _Open()
 class FirstOf:
     """A function that makes a model, by a function `both` that makes (model, inputs).
 
-    `inputs` are the ones that the first call of `both` made.
+    `inputs` are those of the first call of `both`.
     """
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
@@ -71,7 +71,7 @@ class Live:
         if self.hooks is None and not callable(model):
             raise SpecError(
                 "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked: name one, or a function that "
-                f"returns one. Got {kind_of(model)}."
+                f"returns one. Got an object of type {kind_of(model).removeprefix('builtins.')}."
             )
         self.native: Any = None if self.hooks is None else self.hooks.modules
         self.linen = hasattr(self.asked, "scope") and self.native is not None
@@ -85,7 +85,7 @@ class Live:
 
     @cached_property
     def framework(self) -> str:
-        """Return where its arrays come from: torch, keras, flax, mxnet, or numpy for a function."""
+        """Return the source of its arrays: torch, keras, flax, mxnet, or numpy for a function."""
         if self.hooks is None:
             return "torch" if self.tensors else "numpy"
         home = self.hooks.__name__.split(".")[1]
@@ -262,7 +262,7 @@ class Live:
     # How it is written
 
     def made_again(self, dtype: str) -> str:
-        """Return the code that makes another one, by the name `make`."""
+        """Return the code that makes another such model, by the name `make`."""
         first = "[0]" if isinstance(self.make, FirstOf) else ""
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 

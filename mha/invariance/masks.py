@@ -36,7 +36,7 @@ class Mask:
             or "lengths" (B,).
         dtype: bool, int64, or float64 for numbers that are added to the scores.
         keeps: True if a true value keeps a key, False if it hides the key.
-        idle: whether the mask was seen to change nothing.
+        idle: whether calls showed that the mask changes nothing.
     """
 
     name: str

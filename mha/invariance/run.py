@@ -52,9 +52,9 @@ def invariants(
     limit: float = LIMIT,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Test whether a model contradicts itself: it computes the same numbers in two ways, which should agree.
+    """Return a report on whether a model contradicts itself: two ways to compute the same numbers must agree.
 
-    Return a report of all such relations (such as that a cache gives what the whole sequence gives).
+    The report has all such relations (such as that a cache gives what the whole sequence gives).
 
     Args:
         model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
@@ -94,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return the relations to test on a model; those of masks and switches once for each of its masks and switches."""
+    """Return the relations to test on a model; relations of masks or switches, once for each mask or switch."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]

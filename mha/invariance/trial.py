@@ -157,9 +157,9 @@ class Trial:
         return every[(np.searchsorted(every, ids) + 1 + len(every) // 2) % len(every)] if len(every) > 1 else ids
 
     def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
-        """Call the model with sequences and all further arguments, and return the answer.
+        """Return the model's answer to sequences and all further arguments.
 
-        If `by` is given, that function is called and not the model; its name in the code is `text`.
+        With `by`, that function is called in place of the model; its name in the code is `text`.
         """
         fixed = self.beside(x, more or ())
         try:
@@ -175,7 +175,7 @@ class Trial:
             ) from error
 
     def once(self, x: Mapping[str, Given], more: Arguments | None = None) -> Answer:
-        """Return the answer to a call that depends on no earlier call; relations that make the same call share it."""
+        """Return the answer to a call that depends on no earlier call, which all relations with this call share."""
         if self.kept is None:
             return self.call(x, more)
         given = sorted({**x, **self.beside(x, more or ()), **(more or {})}.items())
@@ -188,8 +188,7 @@ class Trial:
         """Return the template's further arguments, cut as the sequences are; those named in `more` stay whole.
 
         Raises:
-            CantBeAsked: the sequences begin at a later position, and it is not known which part of a mask belongs to
-                it.
+            CantBeAsked: the sequences begin at a later position, and nobody knows which part of a mask belongs to them.
         """
         first, start = self._starts.get(next(iter(x.values())).text, (0, 0))
         size, found = self._size_of(x), dict[str, Any]()
@@ -225,7 +224,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Call the model, or `by` (named `text` in the code), with only these arguments, and return the answer."""
+        """Return the answer of the model, or of `by` (named `text` in the code), to these arguments alone."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"

@@ -187,7 +187,7 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
             return ""
         off.append(float(np.nanmax(distance(pair.made, pair.right), initial=0.0) / (pair.scale or 1.0)))
     if max(off) <= FLOAT32[1] and sorted(off)[len(off) // 2] >= FLOAT32[0]:
-        return f"it is off by {max(off):.1g} of the largest number at most, as where something is computed in float32"
+        return f"it is as accurate as float32, off by {max(off):.1g} of the largest number at most: a step is float32"
     return ""
 
 
@@ -277,4 +277,13 @@ def _in_index(pairs: Sequence[Pair]) -> str:
                 return f"the {which} {thing} is right, and every other one is wrong{limit}"
             if all(one and not others.any() for one, others in told):
                 return f"the {which} {thing} is wrong, and every other one is right"
+    return _in_first(pairs)
+
+
+def _in_first(pairs: Sequence[Pair]) -> str:
+    """It is right at [0, 0], the first index of both axes in front, and wrong at all others."""
+    by_both = [pair.wrong.any(-1).any(-1) for pair in pairs if pair.wrong.ndim == 4]
+    others = [np.delete(one.ravel(), 0) for one in by_both]
+    if by_both and len(by_both) == len(pairs) and all(one.all() for one in others) and any(map(len, others)):
+        return "" if any(one[0, 0] for one in by_both) else "[0, 0] is right, and every other matrix is wrong"
     return ""

@@ -6,7 +6,7 @@ and gives what the reference has after it; the bugs of the zoo that are in that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -177,6 +177,7 @@ class LayerExercise(Exercise):
         subject: the name of the function or class in the file.
         first: the ids of the cases that come first; the others follow if these are right.
         own: cases that are in no table.
+        alone: whether `first` and `own` are all its cases.
         has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
         code: the code that its file begins with.
         tiny: a call that can be followed by hand; the file shows its numbers.
@@ -186,6 +187,7 @@ class LayerExercise(Exercise):
     subject: str
     first: tuple[str, ...]
     own: tuple[Case, ...] = ()
+    alone: bool = False
     has_state: bool = False
     code: str
     tiny: Case
@@ -223,7 +225,17 @@ class NumbersExercise(Exercise):
     Args:
         intervals: the calls, each with the interval of its result. The file shows the first one.
         drawn: a function that makes further intervals from a number.
+        mistakes: sentences, each with a function that gives about what somebody gets from a call who makes the mistake.
     """
 
     intervals: tuple[Interval, ...]
     drawn: Callable[[int], tuple[Interval, ...]]
+    mistakes: tuple[tuple[str, Callable[..., float]], ...] = ()
+
+    def explained(self, numbers: Sequence[float], calls: Sequence[Interval]) -> str:
+        """Return the sentence of the mistake that gives about these numbers in these calls; "" if none does."""
+        for words, about in self.mistakes:
+            beside = [(number, about(*call.arguments), call) for number, call in zip(numbers, calls, strict=True)]
+            if all(abs(n / made - 1.0) <= (call.high - call.low) / (call.high + call.low) for n, made, call in beside):
+                return words
+        return ""

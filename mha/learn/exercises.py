@@ -8,7 +8,7 @@ from functools import cache
 
 from mha.learn.exercise import NUMPY, Exercise
 from mha.learn.running.dialects import DIALECTS
-from mha.learn.tracks import backwards, catch, experiments, layer, translate, turning, write
+from mha.learn.tracks import backwards, catch, classes, experiments, layer, translate, turning, write
 from mha.learn.tracks.course import COURSE, LESSONS, row_of
 from mha_core.errors import SpecError
 
@@ -38,6 +38,7 @@ def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exerci
         *catch.EXERCISES,
         *backwards.EXERCISES,
         *layer.EXERCISES,
+        *(one for name in frameworks for one in classes.into(name)),
         *experiments.EXERCISES,
     )
 

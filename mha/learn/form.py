@@ -75,7 +75,7 @@ SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
 
 
 def of_error(error: str, sizes: Mapping[str, int]) -> str:
-    """Return in words which two axes do not fit, if NumPy's error says that two sizes don't; "" for another error.
+    """Return in words which two axes do not fit, or how NumPy has it; "" for an error that says enough.
 
     Args:
         error: the message of the error.
@@ -104,7 +104,24 @@ def of_error(error: str, sizes: Mapping[str, int]) -> str:
         different = [" meets ".join(map(named, axes)) for axes in pairs if len(axes.keys() - {"1"}) > 1]
         said = f", and can't be broadcast: from the last axis on, {different[0]}" if different else ""
         return f": {meet} meet{said}"
-    return ""
+    return next((f": {words}" for sign, words in ELSEWHERE.items() if re.search(sign, error)), "")
+
+
+ELSEWHERE = {
+    "axes don't match array": "NumPy's transpose wants the order of all axes, such as (0, 2, 1, 3). "
+    "x.swapaxes(1, 2) exchanges two",
+    "'numpy.ndarray' object has no attribute '(permute|movedim)'": "in NumPy it is transpose, "
+    "with the order of all axes",
+    "'numpy.ndarray' object has no attribute '(unsqueeze|expand|unflatten|view_as)'": "in NumPy it is x[:, None], "
+    "np.broadcast_to, or reshape",
+    "'numpy.ndarray' object has no attribute 'masked_fill_?'": "in NumPy it is np.where(mask, number, x)",
+    "'numpy.ndarray' object has no attribute '(softmax|exp|matmul|log|sqrt|tanh|abs)'": "NumPy has functions for it, "
+    "such as np.exp(x), and a @ b; a softmax is written by hand",
+    "unexpected keyword argument '(dim|keepdim)'": "NumPy says axis and keepdims",
+    "'int'? ?object cannot be interpreted|data type .* not understood": "in NumPy shapes and axes of several numbers "
+    "stand in one tuple",
+}
+"""What another framework's way of writing raises in NumPy -> how NumPy has it."""
 
 
 def of_order(

@@ -23,11 +23,13 @@ from mha.learn.exercises import exercise as exercise_of
 from mha.learn.handout.folder import heading
 from mha.learn.handout.sources import answer
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, formed, judge, run_on, verdict_of
-from mha.learn.names import Answer, explained, sentences
+from mha.learn.moving import does_not_depend, fills, unmoved
+from mha.learn.names import Answer, explained, other_shape, sentences
 from mha.learn.running.catching import Chosen, chosen, never_asked
-from mha.learn.running.layering import diagnosed
+from mha.learn.running.layering import diagnosed, unread
 from mha.learn.running.workshop import ask
-from mha.learn.tracks.own import candidates_of, for_other_arguments
+from mha.learn.tracks.own import OTHER_SHAPES, candidates_of, for_other_arguments
+from mha.learn.tracks.softmax import Candidate
 from mha.learn.tracks.translate import FUNCTIONS
 from mha.learn.words import described, foreign, given_to, in_words, rules_of, written_out
 
@@ -37,6 +39,13 @@ DEEPEST = 4
 SAME = "Yours gives what this mistake gives, in every case:\n"
 
 EXPLAINED = "This explains yours in every case:"
+
+UNKNOWN = "No known mistake, and no two of them, give what yours gives in every case."
+
+OF_CASES, IN_EVERY_CASE = "One of these, which the cases can't tell apart:", "No known mistake; but in every case:"
+
+HEADINGS = {SAME.strip(), EXPLAINED, "Two things are wrong:", OF_CASES, IN_EVERY_CASE}
+"""Lines that stand above what is wrong."""
 
 FIX, LOOK_AT = "    What to change: ", "    What to look at: "
 """How a line begins that the third level adds."""
@@ -95,8 +104,23 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
     elif verdict.status == "wrong" and isinstance(exercise, LayerExercise):
         third = _of_layer(exercise, verdict, folder)
     else:
-        third = rules_of(exercise)
+        third = verdict.why or rules_of(exercise)
     return "\n".join(line for line in third.splitlines() if not line.startswith((FIX, LOOK_AT))), third
+
+
+def mistake(verdict: Verdict, folder: Path) -> str:
+    """Return the mistake of a file that was judged wrong, in a sentence; "" if none is known.
+
+    A whole layer is not looked at: its diagnosis takes long.
+    """
+    exercise = verdict.exercise
+    if verdict.status != "wrong" or not isinstance(exercise, StepExercise):
+        return verdict.why
+    if verdict.form:
+        return "A shape or a dtype is wrong."
+    lines = [line.strip() for line in of_answers(exercise, verdict, folder).splitlines()]
+    said = next(line for line in lines if line not in HEADINGS)
+    return "" if said.startswith(UNKNOWN) else said
 
 
 # A step ------------------------------------------------------------------------------------------------
@@ -105,32 +129,59 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
     """Return what is wrong with a step, in words; if that is not known, the smallest case that fails, in numbers.
 
-    A wrong shape or dtype comes first. Else these are tried in order, and the first that explains every case is said:
-    mistakes of the exercise, bugs of the zoo, a relation of all numbers to the right ones, and the right answer for
-    other arguments. If none does, the text says where the numbers are wrong.
+    A wrong shape or dtype comes first; then the arguments that the answer does not depend on; then what explains every
+    case. If nothing does, the text says where the numbers are wrong. Without a folder nothing is run again.
     """
     answers = verdict.answers
     if verdict.form:
-        return f"{rules_of(exercise)}\n\n{given_to(exercise, _of_wrong_form(exercise, answers))}"
-    own, found = sentences(exercise, answers, candidates_of(exercise)), explained(exercise, answers)
-    of_one = bool(found.explanations) and len(found.explanations[0]) == 1
-    if len(own) == 1 or (own and not of_one):
-        return "\n  ".join((EXPLAINED, *own))
-    if found.explanations:
-        same_as = SAME if of_one and len(found.explanations) == 1 else ""
-        rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
-        return same_as + "\n".join([told(found.explanations, exercise), *([rest] * bool(found.unknown))])
-    others = sentences(exercise, answers, for_other_arguments(exercise))
-    if said := relation(exercise, answers) or (others[0] if len(others) == 1 else ""):
-        return f"No known mistake; but in every case:\n  {said}"
+        other = other_shape(exercise, answers, OTHER_SHAPES.get(exercise.name, ()))
+        return f"{other or rules_of(exercise)}\n\n{given_to(exercise, _of_wrong_form(exercise, answers))}"
+    run = None if folder is None else partial(_run, exercise, folder)
+    still = () if run is None else unmoved(exercise, answers, run)
+    known = _known(exercise, answers, () if run is None else fills(exercise, run), bool(still))
+    if known:
+        return "\n".join((*still, known))
     said = location(exercise, answers)
     lines = [
-        "No known mistake, and no two of them, give what yours gives in every case.",
+        *(still or [UNKNOWN]),
         *([f"  {said}"] * bool(said)),
         _look_at(exercise),
         *([] if folder is None else _smallest(exercise, verdict, folder)),
     ]
     return "\n".join(lines)
+
+
+def _run(exercise: StepExercise, folder: Path, places: Sequence[Place]) -> list[Answer]:
+    """What the learner's file gives in further cases, up to the first that fails."""
+    try:
+        made = run_on(exercise, str((folder / exercise.file).resolve()), places).answers
+    except WorkerDied:
+        return []
+    return [
+        tuple(map(partial(formed, exercise), answer, place.wanted)) for place, answer in zip(places, made, strict=False)
+    ]
+
+
+def _known(exercise: StepExercise, answers: Sequence[Answer], measured: Sequence[Candidate], begun: bool) -> str:
+    """The first of these that explains every case, in words: measured numbers, mistakes of the exercise, bugs of the
+    zoo, a relation of all numbers to the right ones, the right answer for other arguments; "" if none does.
+    """
+    own = sentences(exercise, answers, (*measured, *candidates_of(exercise)))
+    found = explained(exercise, answers)
+    of_one = bool(found.explanations) and len(found.explanations[0]) == 1
+    if len(own) == 1 or (own and (measured or not of_one)):
+        return "\n  ".join((EXPLAINED, *own))
+    if found.explanations:
+        same_as = SAME if of_one and len(found.explanations) == 1 else ""
+        rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
+        return same_as + "\n".join([told(found.explanations, exercise), *([rest] * bool(found.unknown))])
+    others = () if begun else sentences(exercise, answers, for_other_arguments(exercise))
+    said = relation(exercise, answers)
+    if begun and "float32" in said:
+        return ""
+    if said := said or (others[0] if len(others) == 1 else ""):
+        return f"{IN_EVERY_CASE}\n  {said}"
+    return ""
 
 
 def _of_wrong_form(exercise: StepExercise, answers: Sequence[Answer]) -> Place:
@@ -154,7 +205,7 @@ def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
     lines += [_of_bug(bug, exercise) for bug in common]
     rest = [[bug for bug in one if bug not in common] for one in found]
     if len(found) > 1:
-        lines.append("One of these, which the cases can't tell apart:")
+        lines.append(OF_CASES)
         lines += ["\n  and\n".join(_of_bug(bug, exercise) for bug in one) for one in rest]
     return "\n".join(lines)
 
@@ -191,13 +242,15 @@ def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> list[st
 def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
     path = str((folder / exercise.file).resolve())
     try:
+        still = unread(exercise.dialect, path, exercise, verdict.case)
+        first = "".join(f"{does_not_depend(one)}\n" for one in still)
         asked = dict.fromkeys((*exercise.first, verdict.case))  # where the first ones are right, it shows in another
-        cases = tuple(case.id for case in all_cases() if case.id in asked)
+        cases = tuple(case.id for case in (*all_cases(), *exercise.own) if case.id in asked)
         found = diagnosed(exercise.dialect, path, exercise.subject, cases)
     except WorkerDied as death:
         return str(death)
     if isinstance(found, str):
-        return found
+        return first + found
     is_whole, explanations = found
     most = MOST if is_whole else 1
     explanations = tuple(
@@ -207,9 +260,9 @@ def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
     )
     if not explanations:
         said = "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
-        return f"{said}\n{_look_at(exercise)}"
+        return (first or f"{said}\n") + _look_at(exercise)
     nearly = "" if is_whole else "This gives what yours gives in nearly all cases that are wrong, and not in all:\n"
-    return nearly + told(explanations, exercise)
+    return first + nearly + told(explanations, exercise)
 
 
 def _of_hidden(exercise: CatchExercise, folder: Path) -> tuple[str, str]:

@@ -54,6 +54,7 @@ class Verdict:
         printed: the beginning of what the file printed.
         form: what is wrong with a shape or a dtype, which is said before wrong numbers.
         case: for a layer, the id of the first wrong case.
+        why: for an experiment, the mistake that gives about its numbers.
     """
 
     exercise: Exercise
@@ -63,6 +64,7 @@ class Verdict:
     printed: str = ""
     form: str = ""
     case: str = ""
+    why: str = ""
 
 
 def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -> Verdict:
@@ -283,7 +285,8 @@ def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> V
             asked = ", ".join(f"{n}={v}" for n, v in zip(exercise.parameters, interval.arguments, strict=True))
             lies = f"{interval.low:.4g} to {interval.high:.4g}"
             line = f"{exercise.function}({asked}) is {number:.4g}; it must lie in {lies}"
-            return Verdict(exercise, "wrong", line, printed=tried.printed)
+            why = "" if tried.problem else exercise.explained(numbers, intervals)
+            return Verdict(exercise, "wrong", line, printed=tried.printed, why=why)
     if tried.problem:
         return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
     shares = [2.0 * number / (one.low + one.high) for one, number in zip(intervals, numbers, strict=True)]

@@ -245,6 +245,19 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
     return () if left.any() else tuple(said)
 
 
+def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
+    """Return the sentence of the first candidate that gives these arrays, of another shape than the right ones."""
+    places = bench(exercise).places
+    for words, function in candidates:
+        given = [(np.asarray(function(*place.arguments)),) for place in places]
+        if len(answers) == len(places) and all(
+            _shapes(one) == _shapes(other) and same(one, other, place)
+            for one, other, place in zip(given, answers, places, strict=True)
+        ):
+            return words
+    return ""
+
+
 def _differ(one: Answer, other: Answer) -> bool:
     return _shapes(one) != _shapes(other)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from mha.learn.exercise import CatchExercise, Exercise
 from mha.learn.exercises import OF_LESSONS, TRACKS, chosen
 from mha.learn.handout.folder import is_untouched
 from mha.learn.judge import Verdict
 from mha.learn.tracks.course import COURSE, row_of
+
+Mistake: TypeAlias = tuple[str, str, Sequence[str]]
+"""An exercise, what is wrong in a sentence, and the folders in which it is."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,11 @@ def as_list(verdicts: Iterable[Verdict]) -> Iterator[dict[str, object]]:
         }
 
 
-def to_json(folders: dict[str, Progress]) -> dict[str, object]:
-    """Return the JSON value that `mha learn check --json` and `mha learn class --json` write."""
+def to_json(folders: dict[str, Progress], mistakes: Sequence[Mistake] = ()) -> dict[str, object]:
+    """Return the JSON value that `mha learn check --json` and `mha learn class --json` write; class has mistakes."""
     found = [
         {"folder": name, "right": progress.right, "results": list(as_list(progress.verdicts))}
         for name, progress in folders.items()
     ]
-    return {"schema": 1, "folders": found}
+    made = [{"exercise": name, "mistake": said, "folders": list(who)} for name, said, who in mistakes]
+    return {"schema": 1, "folders": found, "mistakes": made}

@@ -74,7 +74,7 @@ READ = ("modules.json", "bert_config.json", "ds_config*.json", "deepspeed_config
 
 
 def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """Return the config beside a file of weights and ""; or None and the reason why there is none, in words."""
+    """Return the config beside a file of weights and ""; or None, and why there is none, in words."""
     path = source.parent / FILE
     if not path.is_file():
         return None, f"there is no {FILE} beside it"

@@ -100,7 +100,7 @@ class ModelConfig:
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """Return in words which keys of a config give different numbers of heads, or different widths; "" if none do.
+    """Return in words which keys of a config give different numbers of heads, or different widths; "" if none.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')

@@ -162,7 +162,7 @@ class KnownLayer:
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
-    """Return what the config says of the layer at `prefix`; or why it does not make the arithmetic known, in words.
+    """Return the KnownLayer at `prefix` by the config; or why its arithmetic is not known, in words.
 
     Call `changed` first: if it returns a reason, the config does not say what the layer computes.
 

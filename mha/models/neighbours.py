@@ -48,7 +48,7 @@ class Neighbours:
         self._names, self._prefixes = sorted(self._order), sorted(prefixes)
 
     def of(self, prefix: str, layout: Layout) -> list[str]:
-        """Return the names below a layer's prefix, without the prefix, that its layout lacks; in the file's order.
+        """Return the names below a layer's prefix that its layout lacks, without the prefix, in the file's order.
 
         Every name in the file is below the prefix of a layer at the top level. Names of other layers are left out.
         """
@@ -63,7 +63,7 @@ class Neighbours:
 
 
 def refuse_unknown(names: Sequence[str], prefix: str) -> None:
-    """Raise SpecError if there are `names` of unknown arrays below a prefix; the message guesses what they mean."""
+    """Raise SpecError if `names` (of unknown arrays below a prefix) is not empty; the message guesses their meaning."""
     if not names:
         return
     options = " ".join(f"--leave '{shown(name)}'" for name in names[:MOST_NAMED])

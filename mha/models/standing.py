@@ -159,7 +159,7 @@ class About:
         return replace(facts, left=tuple(name for name in others if name not in own), strays=tuple(kept))
 
     def check_leave(self) -> None:
-        """Raise SpecError if a pattern of names to leave out fits no array that could be left out."""
+        """Raise SpecError if a pattern of names to leave out fits no array that can be left out."""
         unused = [pattern for pattern in self.leave if pattern not in self._left]
         if unused:
             raise SpecError(
@@ -297,7 +297,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """Return the metadata that `mha convert` writes. They keep the standings if the written file is converted again."""
+    """Return the metadata that `mha convert` writes, which keep the standings for another conversion."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}

@@ -31,7 +31,7 @@ Numbers = list[float]
 
 
 def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
-    """Return concept -> dtype -> measured errors, for the concepts that the framework has.
+    """Return concept -> dtype -> errors that are measured now, for the concepts that the framework has.
 
     For dropout, the errors are those of a call without it.
     """

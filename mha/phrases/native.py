@@ -57,4 +57,4 @@ class Native(ABC):
 
     @abstractmethod
     def write(self, making: Making, new: str) -> Held:
-        """Return how they are written into the variable `new`."""
+        """Return the code that writes its parameters into the variable `new`."""

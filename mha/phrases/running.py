@@ -67,7 +67,7 @@ def weights_of(making: Making, seed: int = SEED) -> tuple[AttentionConfig, dict[
 
 
 def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any]) -> Worst:
-    """Return the worst error of the output, and of the weights if they were asked for, by the definition's results."""
+    """Return the worst error of the output, and of the weights if asked for, against the definition's results."""
     bound = _bound(making, calling, dtype)
     outcomes = [_compared(dtype, found["output"], bound.expected, bound.allowed)]
     if calling.weights:
@@ -163,7 +163,7 @@ def given(native: Native, dtype: str) -> Space:
 
 
 def execute(lines: list[str] | tuple[str, ...], space: Space) -> None:
-    """Run the lines in the space; an error says which code it was."""
+    """Run the lines in the space; an error shows the code."""
     code = "\n".join(lines)
     try:
         exec(compile(code, "<phrase>", "exec"), space)
@@ -204,7 +204,7 @@ def held(native: Native, making: Making, space: Space) -> dict[str, NDArray]:
 
 
 def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Make a layer, give it weights, call it, and judge the results. The framework must have what is asked for."""
+    """Return the worst error of a layer that is made, given weights and called. The framework must have all of it."""
     with scope(native, dtype):
         space = made(native, making, dtype)
         execute(native.call(making, calling), space)
@@ -212,7 +212,7 @@ def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
 
 
 def state(native: Native, dtype: str) -> Worst | None:
-    """Run the code about state; None if it gives no output."""
+    """Return the worst error of the code about state; None if the code gives no output."""
     with scope(native, dtype):
         space = made(native, Making(), dtype)
         execute(native.state, space)
@@ -220,7 +220,7 @@ def state(native: Native, dtype: str) -> Worst | None:
 
 
 def carry(old: Native, new: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Carry the parameters of one layer over to another by the printed lines, and judge a call of the new layer.
+    """Return the worst error of a call of the new layer, to which the printed lines carry the old one's parameters.
 
     Raises:
         AssertionError: a parameter of the new layer differs in a bit.

@@ -42,7 +42,7 @@ class Making:
 
 @dataclass(frozen=True)
 class Mask:
-    """An array of the call that says who may attend, or is added to the scores.
+    """An array of the call that says who may attend, or that is added to the scores.
 
     Attributes:
         text: the code of the array.
@@ -177,7 +177,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def atom(text: str) -> str:
-    """Return the expression, in brackets unless it needs none inside another expression.
+    """Return the expression, in brackets if it needs them inside another expression.
 
     >>> atom("x[0]"), atom("a | b"), atom("~a")
     ('x[0]', '(a | b)', '(~a)')

@@ -19,19 +19,29 @@ ARRAYS = (
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """Return the concepts that were asked for; all if none was.
+    """Return the concepts that were asked for, by name or by words of their headings; all if none was.
 
     Raises:
         SpecError: there is no such concept.
+
+    >>> concepts_of(["padding"]), concepts_of(["Averaged over the heads"])
+    (['padding'], ['mean'])
+    >>> concepts_of(["mask"])
+    ['allowed', 'added']
     """
+    found: set[str] = set()
     for name in asked:
-        if name not in CONCEPTS:
-            raise SpecError(f"--about {name!r} is no concept (there are: {', '.join(CONCEPTS)})")
-    return [name for name in CONCEPTS if name in asked or not asked]
+        words = name.lower()
+        named = {words} & CONCEPTS.keys() or {one for one, heading in CONCEPTS.items() if words in heading.lower()}
+        if not named:
+            headings = ", ".join(f"{one} ({heading})" for one, heading in CONCEPTS.items())
+            raise SpecError(f"--about {name!r} is no concept (there are: {headings})")
+        found |= named
+    return [name for name in CONCEPTS if name in found or not asked]
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """Return the code of one statement; none where it has none."""
+    """Return the lines of code of a native for one concept; none if it has none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -44,7 +54,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return what to know of a concept besides the code; if there is no code, a sentence that says so."""
+    """Return what to know of a concept besides the code; without code, a sentence that says so."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -72,7 +82,7 @@ def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
 
 
 def statement(native: Native, concept: str) -> Iterator[str]:
-    """Yield lines on what one native says of a concept."""
+    """Yield lines on one concept of one native."""
     yield f"  {native.title}"
     words = words_of(native, concept)
     if words:

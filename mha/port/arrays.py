@@ -42,7 +42,7 @@ class LoadedArrays:
 
     Attributes:
         held: name of a parameter -> name of the file's array that it equals, bit for bit after the cast to its dtype.
-            Where transformers makes one parameter of several arrays, it has each array's name -> the same name.
+            If transformers makes one parameter of several arrays, each array's name -> itself.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
         left: names that the user leaves out: arrays that no model of its type has, and other files in the folder.
@@ -92,7 +92,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Find the array in the files for each parameter of the model that was loaded from them.
+    """Return the LoadedArrays of a model: the array in its files that each parameter comes from.
 
     Args:
         model: the model.
@@ -101,9 +101,9 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
         leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
 
     Raises:
-        SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other
-            numbers; or the file holds an array that may belong to the encoder, and the model has no place for it; or
-            nothing of the kind has a name that is to be left out.
+        SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other numbers;
+            or the file holds an array that may belong to the encoder, and the model has no place for it; or a pattern
+            in `leave` fits nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}
@@ -146,14 +146,14 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
 
 
 def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Find the array in the files for each parameter of a decoder that was loaded from them.
+    """Return the LoadedArrays of a decoder: the array in its files that each parameter comes from.
 
     Args:
         model, files, folder, leave: as for `check_arrays`.
 
     Raises:
-        SpecError: a parameter is in no array, or has other numbers; or there is an array that the model has no place
-            for, and that is no constant of earlier releases; or nothing of the kind has a name that is to be left out.
+        SpecError: a parameter is in no array, or has other numbers; or the model has no place for an array, which is no
+            constant of earlier releases; or a pattern in `leave` fits nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}

@@ -38,7 +38,7 @@ def install_line(*, decoder: bool = False) -> str:
 
 
 class NotInstalled(BackendError):
-    """A package that is needed is not installed; the message has the command that installs it."""
+    """An error: a needed package is not installed; the message has the command that installs it."""
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """Raise SpecError if there are `names`: the parameters for which transformers found no array in the file."""
+    """Raise SpecError if `names`, the parameters for which transformers found no array in the file, is not empty."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 
@@ -155,7 +155,7 @@ def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of the model called `name`, and load nothing. Raises as `mha.port.model.load_trained` does."""
+    """Return the folder of the model called `name`; nothing is loaded. Raises as `mha.port.model.load_trained` does."""
     if name in PACKAGED:
         from importlib import import_module
 

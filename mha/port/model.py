@@ -74,7 +74,7 @@ class TrainedModel:
         return positions
 
     def batch(self, texts: Sequence[str]) -> Mapping[str, Any]:
-        """Return the texts as token ids and attention mask, padded together; of a decoder on the left.
+        """Return the texts as token ids and attention mask, padded together; for a decoder, on the left.
 
         Raises:
             SpecError: there is no tokenizer or no text; a text is empty, has more tokens than the model has positions,
@@ -210,8 +210,8 @@ def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ())
     """Return the model called `name` in PACKAGED or DECODERS, or that in the local folder `name`. Downloads nothing.
 
     Args:
-        name: of the model or the folder.
-        dtype: of the model.
+        name: the name of the model or the folder.
+        dtype: the dtype of the model.
         leave: patterns of names to leave out, of arrays that the model has no place for, and of other files.
 
     Raises:
@@ -261,12 +261,12 @@ def _class_of(content: Mapping[str, Any]) -> Any:
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Return whether a config is of the BERT family: a sentence embedding is the mean over its last hidden states."""
+    """Return whether a config is of the BERT family, whose sentence embeddings are means of last hidden states."""
     return config.get("model_type") in RECIPES["bert"].model_types
 
 
 def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
-    """Raise SpecError unless the model in a folder is what transformers makes of it; nothing of it is loaded.
+    """Raise SpecError unless the model in a folder is what transformers makes of it. This loads nothing.
 
     transformers reads the settings that its own class knows and ignores all others silently: code that the folder
     names, another kind of positions, another arithmetic. A model of such a folder is not the one that was trained.
@@ -339,7 +339,7 @@ def _packaged_decoder(name: str, dtype: str) -> TrainedModel:
 
 
 def find_decoder(name: str) -> Path:
-    """Return the GGUF file of the decoder called `name`; nothing of it is loaded. Raises as `load_trained` does."""
+    """Return the GGUF file of the decoder called `name`; nothing is loaded. Raises as `load_trained` does."""
     spec = find_spec(DECODERS[name])
     if spec is None or spec.origin is None:
         line = install_line(decoder=True)

@@ -221,7 +221,7 @@ def port(
     progress: Callable[[str], None] = lambda text: None,
     verdicts: Callable[[str], None] = lambda line: None,
 ) -> PortReport:
-    """Run a model on texts or arrays with each backend's attention in place of its own, and compare what they give.
+    """Return a report on a model that runs on texts or arrays with each backend's attention in place of its own.
 
     If the user interrupts it after the model's own calls are judged, the report has what was done so far.
 

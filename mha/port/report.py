@@ -97,7 +97,7 @@ def embedding_table(report: PortReport) -> Table:
 
 
 def verdict(report: PortReport) -> str:
-    """Return the result of the whole port in one line."""
+    """Return one line with the result of the whole port."""
     wrong_layers = _differing(report.layers)
     wrong_embeddings = _differing(report.embeddings)
     if not report.embeddings:

@@ -56,7 +56,7 @@ COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads"
 
 @dataclass(eq=False)
 class Part:
-    """A projection inside a recorded layer. It keeps copies of its calls, and is given to `watch` as an adapter is."""
+    """A projection inside a recorded layer, which keeps copies of its calls; it is given to `watch` as an adapter."""
 
     layer: ProjectedLayer
     name: str
@@ -64,7 +64,7 @@ class Part:
     calls: list[tuple[Any, Any]] = field(default_factory=list)
 
     def note(self, arguments: Mapping[str, Any], output: Any) -> None:
-        """Keep a copy of what one call is given and what it gives."""
+        """Keep copies of the first argument and the output of one call."""
         given = self.layer.hooks.as_array(next(iter(arguments.values()), None))
         self.calls.append((given, self.layer.hooks.as_array(output)))
 
@@ -89,8 +89,8 @@ class ProjectedLayer:
         sure: True if the user said where the projections are; False if they were found by their names.
 
     Attributes:
-        differs: whether a call was refused because it differs and `sure` is False. If the user says where the
-            projections are, such a call is recorded, with a doubt.
+        differs: whether a call was refused because it differs and `sure` is False. If `sure`, such a call is recorded,
+            with a doubt.
 
     Raises:
         SpecError: there is no projection of such a name, or nothing says how many heads there are.

@@ -57,7 +57,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return how far the layer's and the reference's outputs differ, over the largest element; and where, in words."""
+    """Return the distance of the layer's and the reference's outputs, over the largest element; and its place."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:

@@ -23,7 +23,7 @@ from mha_core.capture import ReadCall
 
 
 class RecipeAdapter:
-    """A recipe in the form of an adapter: it has the interface of `mha.recordings.capture.Adapter`."""
+    """A recipe as an adapter, with the interface of `mha.recordings.capture.Adapter`."""
 
     has_seam = True
     """What can't be read by a recipe is recorded at its attention function, if it calls one."""
@@ -58,7 +58,7 @@ class RecipeAdapter:
             yield own
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Return one call, read. If the output projection is hidden, it is the last call seen inside the layer."""
+        """Return the reading of one call; if the output projection is hidden, of the last call inside the layer."""
         seen = self.seen[-1] if self.seen else None
         self.seen.clear()
         if isinstance(seen, SpecError):

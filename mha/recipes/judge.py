@@ -43,7 +43,7 @@ class Judgement:
 
 
 def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
-    """Compare the stages in `trace`, computed in `dtype`, with the reference's answer to the problem."""
+    """Return the Judgement of a trace in `dtype`, compared with the reference's answer to the problem."""
     assert trace.output is not None
     assert wanted.trace.output is not None
     error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))
@@ -54,7 +54,7 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
 def judge_recorded(
     problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
 ) -> Judgement:
-    """Compare the recorded outputs of a call, without the rows `left_out`: bool (B, H or 1, Lq)."""
+    """Return the Judgement of the recorded outputs of a call, without the rows `left_out`: bool (B, H or 1, Lq)."""
     stages: dict[str, Any] = dict(problem.recorded)
     if left_out is not None:
         for name, array in problem.recorded.items():
@@ -64,7 +64,7 @@ def judge_recorded(
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
-    """Compare the outputs in a recorded call, which the module itself computed, with the reference.
+    """Return the Judgement of the outputs in a recorded call, which the module itself computed.
 
     Rows that may attend to no key are left out and counted: the definition gives them the output bias, but modules give
     them NaN or something else.

@@ -20,7 +20,7 @@ IMPLEMENTATIONS = ("eager", "sdpa")
 def mask_of(
     mask: NDArray | None, dtype: str, implementation: str, *, is_causal: bool = False, query_len: int = 2
 ) -> AttentionMask:
-    """Translate the mask of a module's call into an AttentionMask.
+    """Return the AttentionMask of the mask in a module's call.
 
     A float that is -inf or the lowest number of its dtype excludes its key. Any other number is a bias, -10000 too. In
     a row that has nothing but such keys, the lowest number is a bias: all scores are lost in it, so that softmax gives
@@ -30,7 +30,7 @@ def mask_of(
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
         dtype: the name of its dtype; "bfloat16" arrives as a float32 array.
         implementation: one of IMPLEMENTATIONS.
-        is_causal: whether the module is causal where it is given no mask.
+        is_causal: whether the module is causal without a mask.
         query_len: Lq. A single query sees all keys even if `is_causal`, because it is the last one of a sequence.
 
     Raises:

@@ -20,16 +20,15 @@ def recipe_for(module: Any) -> Recipe | None:
 
 
 def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
-    """Return the attention layers of a live model, in its order: all for which there is a recipe.
+    """Return the attention layers of a live model for which there is a recipe, in the model's order.
 
     Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
 
     Args:
         model: a PyTorch module of transformers, or one that contains some; in any mode, dtype and place.
-        strict: whether it is an error if there are such other modules.
-        probe: whether each layer is run, a few small calls in its own dtype, to see that it computes what its recipe
-            reads: a hook, a replaced forward or an adapter (LoRA) can change that. Hooks run too. The model is left as
-            it was. With False, no layer is run.
+        strict: whether such other modules are an error.
+        probe: whether to check, by a few small calls in its own dtype, that each layer computes what its recipe reads.
+            A hook, a replaced forward or an adapter (LoRA) can change that. Hooks run too. The model is left as it was.
 
     Raises:
         SpecError: no layer has a recipe; with `strict`, other modules look like attention; or, unless probe=False, a

@@ -15,7 +15,7 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """A rule that queries and keys turn by tables (cos, sin), given to each call as `position_embeddings`.
+    """A rule of rotation: each call gets tables (cos, sin) for queries and keys as `position_embeddings`.
 
     Attributes:
         interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
@@ -24,7 +24,7 @@ class Turn:
         backwards: whether a module turns by the negative angles.
         patches_alone: whether the tables belong to the last tokens, and the first ones do not turn.
         share: the setting that says how much of a head turns; "" if all of it does.
-        in_config: whether a layer's settings say its angles; if not, it has angles of its own.
+        in_config: whether a layer's settings say its angles; if not, the layer has its own.
         ends: whether the module keeps the tables itself. They end at a largest position.
     """
 
@@ -40,7 +40,7 @@ class Turn:
     def settings(self, core: Any, head_dim: int) -> Rotary:
         """Return the rotary settings of a module. Base and rule come from its config, if the config has a known form.
 
-        The model may make other tables for a call than follow from these: `mha_core.parts.angles` compares them.
+        The model may make other tables for a call: `mha_core.parts.angles` compares them with these settings.
         """
         layout = Rotary(self._width(core, head_dim), self.interleaved)
         own = {**_parameters(core)}
@@ -117,7 +117,7 @@ def _parameters(core: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class SinusoidalTurn(Turn):
-    """A rule that the model gives its modules one table `sinusoidal_pos` (1, 1, L, d): all sines, then all cosines."""
+    """A rule of rotation: each call gets one table `sinusoidal_pos` (1, 1, L, d), all sines, then all cosines."""
 
     interleaved: bool = True
     share: str = ""
@@ -136,7 +136,7 @@ class SinusoidalTurn(Turn):
 
 @dataclass(frozen=True)
 class OwnTables(Turn):
-    """A rule that the module keeps `embed_positions` (positions, r), sines before cosines, and gets `position_ids`."""
+    """A rule of rotation: `position_ids` choose rows of the module's `embed_positions`, sines before cosines."""
 
     interleaved: bool = True
     share: str = "rotary_dim"

@@ -51,7 +51,7 @@ class Proof:
 
 
 def prove(call: ReadCall | Problem, dtype: str) -> Proof:
-    """Compare the outputs of an attention function with the definition's outputs for its inputs, within the bound.
+    """Return the Proof of a call of an attention function: its outputs beside the definition's, within the bound.
 
     Rows without a key are left out and counted. If the outputs differ in float64, they are compared once more with a
     softmax in float32, which transformers' own functions have in any dtype.
@@ -111,11 +111,11 @@ class SeamCalls:
     Args:
         hooks: the framework's functions.
         target: the model.
-        recorder: records the calls.
-        survey: is told which modules are read at the seam.
+        recorder: the Recorder of the calls.
+        survey: the Survey that is told which modules are read at the seam.
         layers: patterns of the names of layers to record.
-        beside: records the calls (in models of transformers) inside layers that are recorded with their projections;
-            None to drop these calls.
+        beside: the Recorder of calls (in models of transformers) inside layers that are recorded with their
+            projections; None: these calls are dropped.
 
     Attributes:
         read: name of each layer that was recorded at the seam -> whether its softmax is in float32.
@@ -213,7 +213,7 @@ class SeamCalls:
     def prove(self, *, keep: bool) -> None:
         """Compare each call with the definition. One that differs is reported, and removed unless `keep`.
 
-        This is done after the model has run, so that it does not slow the run down.
+        It is called after the model has run, so that it does not slow the run down.
         """
         settled: list[tuple[RecordedCall, Mapping[str, NDArray] | None]] = []
         left = set()

@@ -72,7 +72,7 @@ class Capture:
 
     @property
     def coverage(self) -> Coverage:
-        """Return which modules that look like attention were recorded so far, and which were not."""
+        """Return which modules that look like attention were recorded so far."""
         names = (self.owners.get(layer.name, layer.name) for layer in self.layers)
         return self.survey.coverage(list(dict.fromkeys(names)))
 
@@ -97,7 +97,7 @@ class Capture:
         return self.calls[-1]
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Replace the outputs of these calls; remove a call whose new outputs are None, and a layer without calls."""
+        """Replace the outputs of these calls; drop calls whose new outputs are None, and layers without calls."""
         found = {id(call): outputs for call, outputs in outcomes}
         kept, gone = [], []
         for position, call in enumerate(self.calls):

@@ -84,12 +84,12 @@ class Ends:
         self._met: set[str] = set()
 
     def choose(self, name: str, module: Any) -> Ends | None:
-        """Itself for the model and the modules of these names."""
+        """Return this recorder for the model and the modules of these names; else None."""
         self._met.update(pattern for pattern in self._also if fnmatchcase(name, pattern))
         return self if self._is_asked(name) or self._is_layer(name) else None
 
     def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
-        """Yield what was asked for, but of no attention layers; and what layers of `behind` gave themselves."""
+        """Yield the ends that were asked for, without attention layers; and the own outputs of layers in `behind`."""
         for end in self.found:
             if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
                 yield end
@@ -120,7 +120,7 @@ class Ends:
 
 
 def arrays_in(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
-    """Yield (place, (array, dtype)) of each floating-point array in what a module gave."""
+    """Yield (place, (array, dtype)) of each floating-point array in the output of a module."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
     parts = parts_of(value)

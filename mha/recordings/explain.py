@@ -17,7 +17,10 @@ from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.hypotheses import Hypothesis
-from conformance.judging.expected import expected
+from conformance.judging.expected import Expected, expected
+from conformance.kinds.change import Setting
+from conformance.measure.readings import factors, fills, sums_of
+from conformance.measure.search import Located
 from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
@@ -41,7 +44,7 @@ from mha_core.reference.forward import PROJECTED
 def explain(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[Diagnosis]:
-    """Diagnose a recording that differs from the definition, once for each dtype in it.
+    """Return a diagnosis for each dtype in a recording that differs from the definition.
 
     The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
     it gives the recorded output in every call of that dtype. In a large batch only two items are looked at: the one
@@ -84,7 +87,10 @@ def _searched(
         found = search(bugs=bugs)
         if found.failing and _fewest(found) > 1 and any(map(_has_padding, problems)):
             second = search(bugs=[_with_padding(bug) for bug in bugs])
-            return second if _fewest(second) < _fewest(found) else found
+            found = second if _fewest(second) < _fewest(found) else found
+        if found.failing and not (found.explanations or found.partly or found.first_step):
+            read = (_read(expected(case, Precision.of(dtype)), dtype) for case in cases if case.id in found.failing)
+            return replace(found, located=next(filter(None, read), None))
         return found
 
     found = diagnosed(recording)
@@ -100,6 +106,33 @@ def _searched(
         if second.explanations and min(len(one.bugs) for one in second.explanations) < min(map(len, each)):
             return second, True
     return found, False
+
+
+def _read(wanted: Expected, dtype: str) -> Located | None:
+    """The first wrong step of a recorded output, by heads read through out_proj and weights read through values.
+
+    The result is None if the arrays do not tell the heads, or these say nothing.
+    """
+    problem, right = wanted.problem, wanted.trace.arrays()
+    config, weights, sizes, output = problem.config, problem.weights, problem.sizes, problem.recorded.get("output")
+    if output is None or not config.projections or sizes.past_len or output.shape != right["output"].shape:
+        return None
+    matrix, near = weights["out_proj.weight"].T, 1e-8 if dtype == "float64" else 1e-3
+    whole = output - weights.get("out_proj.bias", 0.0)
+    read = whole @ np.linalg.pinv(matrix)
+    if matrix.shape[0] > matrix.shape[1] or (np.abs(read @ matrix - whole) > near * np.abs(whole).max()).any():
+        return None
+    heads = read.reshape(*read.shape[:2], config.num_heads, -1).swapaxes(1, 2)
+    values = problem.inputs.values @ weights["v_proj.weight"].T + weights.get("v_proj.bias", 0.0)
+    values = values.reshape(*values.shape[:2], config.num_kv_heads, -1).swapaxes(1, 2)
+    shares = heads @ np.linalg.pinv(np.repeat(values, config.num_heads // config.num_kv_heads, axis=1))
+    allowed = np.broadcast_to(problem.allowed(), shares.shape)
+    said, stage = [*factors(heads, right["heads"], near)], "heads"
+    if not said and sizes.key_len <= config.value_head_dim:
+        filled = fills([(shares, np.where(allowed, right["scores"], 0.0), allowed, Setting.of(problem))], near)
+        said, stage = [*sums_of(shares, allowed, near), *(bug.sentence for bug in filled)][:1], "weights"
+    lines = tuple(f"  {one.format('read back through out_proj')}" for one in said)
+    return Located(stage, problem, lines) if lines else None
 
 
 def _fewest(found: Diagnosis) -> float:
@@ -147,8 +180,8 @@ class LayersExplained:
         right: the names of layers whose calls are right, if others differ.
         after_nan: the names of layers that differ only by NaN, and only in items where an earlier layer gave them NaN.
             They are not judged.
-        beyond: name of a layer that differs, and that no explanation in `found` fits -> the pattern of its calls. No
-            other bug was tried on it, after MOST searches, or MOST_IN_VAIN that found nothing.
+        beyond: name of a layer that differs and that no explanation in `found` fits -> the pattern of its calls. After
+            MOST searches, or MOST_IN_VAIN in vain, no other bug was tried on it.
         otherwise: the names of layers in `found` whose masks hide the keys that they were taken to allow.
         by_weights: the names of layers in `found` that are right by the weights that they hold.
     """
@@ -164,7 +197,7 @@ class LayersExplained:
 def explain_layers(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[LayersExplained]:
-    """Diagnose the layers of a recording, once for each dtype in it, as `explain` does the calls of one layer.
+    """Return the diagnoses of the layers of a recording, one LayersExplained for each dtype in it.
 
     A layer that the explanation of another layer fits is not searched again.
     """
@@ -254,7 +287,7 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 
 
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
-    """Return `found` without explanations that are ruled out by the weights that the layers hold.
+    """Return `found` without the explanations that the weights in the layers rule out.
 
     If a layer computes the definition with the weights that it holds, only its projections can be wrong. If it has no
     biases of queries, keys and values, exchanged projections are the same as exchanged weights: only one stays.

@@ -34,7 +34,7 @@ class Adapter(Protocol):
         """Return whether a module is a layer that this adapter reads."""
 
     def check(self, layer: Any) -> None:
-        """Raise SpecError if the layer has something that no recording can hold; it is then not run at all."""
+        """Raise SpecError if the layer has something that no recording can hold, before it is run."""
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
         """Return one call in terms of the definition. SpecError if no recording can hold it.
@@ -56,7 +56,7 @@ class Hooks(Parts, Protocol):
         """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
-        """Read one layer that is converted to canonical weights, and probe it."""
+        """Return config and canonical weights of a layer, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Return the names of a module's direct parts with parameters, and a function that returns the modules' ids.
@@ -95,7 +95,7 @@ _registered: list[Adapter] = []
 
 
 def register(adapter: Adapter) -> Adapter:
-    """Let `capture` read one more kind of layer, and return the adapter; it comes before all that are known."""
+    """Add an adapter to those that `capture` knows, before all others, and return it."""
     _registered.insert(0, adapter)
     return adapter
 

@@ -36,7 +36,7 @@ def diagnose(
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Diagnosis]:
-    """Run live attention layers on chosen inputs, and find where they do not compute what their weights say.
+    """Return the diagnosis of each layer, run on chosen inputs: where it deviates from what its weights say.
 
     Each layer is left as it was, with its weights. These are read as `mha.capture` reads them. If the layer computes
     something else (because of a subclass, a hook or a replaced function), the diagnosis says how its numbers differ,

@@ -40,7 +40,7 @@ class Meant:
 
 
 def meant_by(path: str | os.PathLike[str], recorded: Recording) -> Recording | Meant:
-    """Read a file that describes the original layers: a Recording, or the weights of each layer.
+    """Return what a file says of the original layers: a Recording, or the weights of each layer.
 
     Weights do not say how many heads there are; that is taken from the layers in `recorded`.
 

@@ -74,7 +74,7 @@ def narrower(dtype: str, other: str) -> str:
 def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
     """Return True if two arrays are equal after rounding to `dtype`; NaN equals NaN.
 
-    Two numbers that are half a unit of that dtype apart count as equal too: one may be the other, rounded twice.
+    Two numbers half a unit of that dtype apart are equal too: one may be the other, rounded twice.
 
     >>> same_numbers(np.array([1 + 2.0**-11]), np.array([1 + 2.0**-10]), "float16")
     True
@@ -93,7 +93,7 @@ def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
 
 
 def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
-    """Return the widest dtype to which `a` must be rounded to give `b`; None if no rounding does, or if they are equal.
+    """Return the widest dtype such that `a`, rounded to it, is `b`; None if there is none, or if they are equal.
 
     >>> rounded_to_which(np.array([1 / 3]), np.array([0.33325195]))
     'float16'
@@ -105,9 +105,9 @@ def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """Return the likely origin of the port's array `theirs`, in words to put behind its name.
+    """Return in words where the port's array `theirs` probably comes from, such as "is the original's transposed".
 
-    Such words are "is the original's transposed". `ours` is the original's array.
+    They are to stand behind the array's name. `ours` is the original's array.
     """
     if not theirs.any():
         return "is missing or all zeros"
@@ -137,7 +137,7 @@ def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, inde
 
 
 def has_the_same(ours: NDArray, theirs: NDArray, dtype: str) -> bool:
-    """Return whether two arrays hold the same numbers, in any order."""
+    """Return whether two arrays have the same numbers, in any order."""
     return same_numbers(np.sort(ours.ravel()), np.sort(theirs.ravel()), dtype)
 
 

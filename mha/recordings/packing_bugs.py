@@ -87,7 +87,7 @@ def channels_mixed(
 ) -> Mapping[str, NDArray]:
     """Return the weights with channels reordered from (head, channel) to (channel, head).
 
-    The reference then misreads them as a layer with this mistake does.
+    The reference then reads them as a layer with this mistake does.
 
     Args:
         projections: the projections whose channels are reordered; others stay.

@@ -28,7 +28,7 @@ class RecordedLayer:
     Args:
         name: where it stands in the model, such as "encoder.0.attention"; "" for the model itself.
         kind: its class, such as "torch.nn.MultiheadAttention".
-        dtype: what it computes in, by name; bfloat16 numbers are held in float32 arrays.
+        dtype: the dtype in which it computes, by name; bfloat16 numbers are held in float32 arrays.
         config, weights: the layer in terms of the definition.
         parameters: the name of the weights' dtype, if the layer casts them to `dtype` when it computes; None if the
             weights are in `dtype`.
@@ -60,8 +60,8 @@ class RecordedCall:
         layer: its position among the recording's layers.
         inputs: its arguments, in terms of the definition.
         outputs: its results by stage: `output`, and `weights` if it returned them per head.
-        assumed: settings of the call that were assumed, since neither its arguments nor its numbers tell them, in
-            words; "" if there are none.
+        assumed: in words, the settings of the call that neither its arguments nor its numbers confirm; "" if there are
+            none.
     """
 
     layer: int

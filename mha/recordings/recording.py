@@ -62,8 +62,8 @@ class Recording:
         tokens: the text at each position, for `mha view`; None if none was given.
         ends: the outputs of the model itself, and of other chosen modules; None if they were not recorded, as in a file
             of an older release.
-        behind: the names of layers whose output is not that of their output projection, up to which they are recorded
-            (such as with a residual); `ends` has their outputs. None if that was not recorded.
+        behind: the names of layers that do something after their output projection (such as add a residual), which
+            their calls do not hold; `ends` has their outputs. None if that was not recorded.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -127,14 +127,14 @@ class Recording:
 
     @property
     def not_behind(self) -> str:
-        """Return a line on what layers do behind their output projections, which no reference judges; "" if nothing."""
+        """Return a line on what layers do after their output projections, which no reference judges; "" if nothing."""
         names = [name or "the layer" for name in self.behind or ()]
         return (
             f"Not judged: what {listed(names, NAMED)} {'does' if len(names) == 1 else 'do'} {BEHIND}." if names else ""
         )
 
     def check_coverage(self) -> None:
-        """Raise SpecError if modules that look like attention were left out, or if the file does not say."""
+        """Raise SpecError if modules that look like attention were not recorded, or if the file does not say."""
         if self.coverage is None:
             raise SpecError("the recording does not say which modules were left out; it is of an older release")
         self.coverage.check()
@@ -155,9 +155,9 @@ class Recording:
         return tuple(self._problem(call) for call in self.calls)
 
     def cases(self, dtype: str | None = None) -> list[Case]:
-        """Return each call as a Case for `conformance.runner`: all calls, or only those in `dtype`.
+        """Return each call (with `dtype`, each call in it) as a Case for `conformance.runner`.
 
-        They are the same objects each time, so that the expected answers are computed once for all subjects.
+        The objects are the same each time, so that expected answers are computed once for all subjects.
         """
         layers = [self.layers[call.layer] for call in self.calls]
         return [case for case, layer in zip(self._cases, layers, strict=True) if dtype is None or layer.dtype == dtype]
@@ -272,7 +272,7 @@ def _without_attention(path: str | os.PathLike[str]) -> str | None:
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """Return the absolute path, to which a recording can be written.
+    """Return the absolute path to which a recording can be written.
 
     Raises:
         SpecError: no file can be written there, one exists that may not be replaced, or the suffix is that of another

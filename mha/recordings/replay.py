@@ -114,7 +114,7 @@ class Replay:
         return (*self.recorded, *self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all three fields as a dict of JSON values."""
+        """Return the three fields as a dict of JSON values."""
         return {
             "recorded": [result.to_dict() for result in self.recorded],
             "results": [result.to_dict() for result in self.results],
@@ -130,7 +130,7 @@ def replay(
     same_dtype: bool = False,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Replay:
-    """Compare the recorded outputs, and every subject in each recorded call, with the reference.
+    """Return the results of the recording, and of every subject, in each recorded call, compared with the reference.
 
     Args:
         recording: the calls.
@@ -174,7 +174,7 @@ def replay(
 
 
 def judge_recording(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
-    """Compare the recorded outputs of all calls, or of those in `names`, with the reference, in each call's dtype."""
+    """Yield the Result of the recorded outputs of each call, or of those in `names`, in the call's dtype."""
     for dtype in recording.dtypes:
         subject = RecordedSubject(recording, dtype)
         for case in recording.cases(dtype):

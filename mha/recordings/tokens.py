@@ -34,7 +34,7 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Any) -> Tokens:
-        """Return Tokens made of what a user gave. It must be Tokens already, or have one of the forms that FORM lists.
+        """Return the Tokens in what a user gave: Tokens, or a value in one of the forms that FORM lists.
 
         Raises:
             SpecError: `given` has another form, or a token is longer than LONGEST_TOKEN characters.
@@ -49,7 +49,7 @@ class Tokens:
         return cls(_rows(given))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rows as JSON values; `of` reads them back."""
+        """Return the rows as JSON values, which `of` reads."""
         rows = {"keys": self.keys} if self.queries is None else {"keys": self.keys, "queries": self.queries}
         return {side: [list(row) for row in found] for side, found in rows.items()}
 

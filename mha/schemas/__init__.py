@@ -8,7 +8,7 @@ from typing import Any
 
 
 def schema(command: str) -> dict[str, Any]:
-    """Return the schema of what `mha COMMAND --json` writes, with the shared parts of `common.json` put in.
+    """Return the schema of the output of `mha COMMAND --json`, with the shared parts of `common.json` put in.
 
     >>> schema("where")["title"]
     'What `mha where --json` writes'

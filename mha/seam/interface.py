@@ -39,9 +39,9 @@ _ARGUMENTS = inspect.signature(
 
 @contextmanager
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
-    """Have `handle` take each call of an attention function that the target, a model of transformers, looks up.
+    """Return a context in which `handle` takes each call of an attention function that the target looks up.
 
-    Nothing is done if the classes of transformers are not imported: then the target holds no such model.
+    If the classes of transformers are not imported, it does nothing: then the target holds no model of transformers.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -79,21 +79,21 @@ def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments in a call of an attention function, by name; also those that it takes as keywords."""
+    """Return all arguments of a call of an attention function by name, also those taken as keywords."""
     bound = _ARGUMENTS.bind(*args, **kwargs)
     bound.apply_defaults()
     return {**bound.arguments.pop("kwargs"), **bound.arguments}
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """Return what an attention function returns: the output (B, Lq, H, dv), and None for the weights."""
+    """Return the result of an attention function: the output (B, Lq, H, dv), and None for the weights."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Copy the arguments of a call, and return a function: result of the call -> Handover.
+    """Return a function: result of a call -> Handover, after copying the arguments of the call.
 
     Raises:
         SpecError: the arguments have no translation.

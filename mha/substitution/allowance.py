@@ -28,7 +28,7 @@ BLURRED = 2.0**12
 
 @dataclass(frozen=True)
 class Judged:
-    """A judgement on one array that a module gave: its error beside what rounding does.
+    """A judgement on one array that a module gave: its error beside the effect of rounding.
 
     Attributes:
         ratio: error / measured rounding. This is the larger of two ratios: that of the root mean squares, and half
@@ -55,11 +55,11 @@ class Judged:
 
     @property
     def moved(self) -> str:
-        """Return in words by how much rounding alone moves the array."""
+        """Return in words how much rounding alone moves the array."""
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:
-        """Return whether rounding moves the array so much that no error of interest could be seen."""
+        """Return whether rounding moves the array so much that no error of interest can be seen."""
         return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
@@ -69,7 +69,7 @@ def number(ratio: float) -> str:
 
 
 def times_rounding(ratio: float) -> str:
-    """Return in words how many times the measured rounding an error is.
+    """Return in words the ratio of an error and the measured rounding.
 
     >>> times_rounding(30.0), times_rounding(np.inf)
     ('30 times what rounding does', 'more than any rounding does')
@@ -86,7 +86,7 @@ def judge(
     bound: NDArray | None = None,
     counted: NDArray | None = None,
 ) -> Judged:
-    """Compare an array with the original's in float64.
+    """Return the judgement on an array beside the original's in float64.
 
     Args:
         got: the port's array, of the shape of `exact`.

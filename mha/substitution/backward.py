@@ -30,7 +30,7 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """A judgement on the gradients of one call: those that were compared, and those that were not, with the reason."""
+    """A judgement on the gradients of one call: those compared, and those not compared, with the reason."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ def judge_backward(ready: Substitution) -> BackwardJudgement:
     The original's module runs backward from the recorded gradients with respect to the outputs of the port's module.
 
     Args:
-        ready: a call of a port's module. Its forward pass is judged already; its recording has gradients.
+        ready: a call of a port's module whose forward pass is judged already, and whose recording has gradients.
 
     Raises:
         SpecError: no gradients with respect to the outputs were recorded; one of the two modules can't be run

@@ -29,7 +29,7 @@ WRITES = "what it leaves in its cache"
 
 
 class Caches:
-    """The caches that the original's modules are given, filled with the keys and values of the port's caches.
+    """The caches given to the original's modules, filled with the keys and values of the port's caches.
 
     Args:
         own: the original.
@@ -50,7 +50,7 @@ class Caches:
         self._first: dict[tuple[int, int], tuple[NDArray, ...]] = {}
 
     def take(self, calls: Calls) -> None:
-        """Copy what the port's layers had in their caches into the caches that the original is given in these calls."""
+        """Copy the caches of the port's layers into the caches that the original is given in these calls."""
         for mine, theirs in calls:
             cache = _cache_in(self._own.calls[mine].arguments)
             if cache is None:
@@ -70,7 +70,7 @@ class Caches:
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
         """Yield (number of the call, "keys" or "values", judgement) for what a layer left in its cache.
 
-        What a call left there is known from what the layer's next call found in the cache.
+        The layer's next call shows what a call left there.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):

@@ -26,8 +26,8 @@ class Part(NamedTuple):
         right: whether the port's module is right.
         instead: for each call, the arrays that are used in place of the port's outputs; () to use these.
         active: a function that is applied to the port's outputs; None for none.
-        again: whether the port's module is given different arrays where the original's is given one array twice.
-        asked: whether the numbers that it is given are judged. Its mask and indices are judged in any case.
+        again: whether the port's module gets different arrays where the original's gets one array twice.
+        asked: whether its inputs of numbers are judged. Its mask and indices always are.
     """
 
     original: int
@@ -42,20 +42,19 @@ class Part(NamedTuple):
 
 @dataclass
 class CallJudgement:
-    """One call of a module, judged.
+    """A judgement on one call of a module.
 
     Attributes:
         arrays: place of each output of the port's module -> the judgement on it.
         layouts: how arrays of other shapes were read.
-        own: the inputs that only the original has; they stayed as in its own run.
-        masks: how many entries differ in each mask that both models were given but write in different ways.
+        own: the inputs that only the original has; they are those of its own run.
+        masks: how many entries differ in each mask that the two models write in different ways.
         unmatched: outputs of the port that have no counterpart in the original, and integers that the original lacks.
         missing: outputs of the original that have no counterpart in the port.
         notes: further remarks.
-        own_masks: whether its masks stayed as in the original's own run, because the port completes them inside.
+        own_masks: whether its masks are those of the original's own run, because the port completes them inside.
         padding: how many rows of padding were left out, because they differ and no other row depends on them.
-        other_masks: whether its masks were read the other way round, so that True allows a key and does not exclude
-            it, or the reverse.
+        other_masks: whether its masks were read with the opposite meaning of True (allows a key, or excludes it).
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -124,7 +123,7 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
 
 
 def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """Return a Module, the form that pairing needs, for each module in `own`; `calls` are the calls of that model."""
+    """Return a Module (the form for pairing) for each module in `own`; `calls` are the calls of that model."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
     each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]

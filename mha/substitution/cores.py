@@ -82,7 +82,7 @@ class _Core:
 
 
 def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a module -> what is wrong between the projections of its attention, in a sentence.
+    """Return name of a module -> a sentence on what is wrong between the projections of its attention.
 
     Args:
         own: the live original.

@@ -41,7 +41,7 @@ MOST_ARRAYS = 16
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The arrays and numbers that a module computes from.
+    """The arrays and numbers from which a module computes.
 
     Attributes:
         inputs: the arrays that it was given.
@@ -72,19 +72,19 @@ class Known:
 
 
 def numbers_of_module(held: Any) -> list[float]:
-    """Return the attributes of a module that are floats; a module of linen is held with its variables."""
+    """Return the attributes of a module that are floats; `held` is the module, or for linen a holder of it."""
     owners = [held, getattr(held, "module", None)]
     found = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     return list(dict.fromkeys(value for value in found if isinstance(value, float)))
 
 
 class Candidate(NamedTuple):
-    """A formula that a module may compute from one of its inputs.
+    """A formula for a module's result from one of its inputs.
 
     Attributes:
         of: a function of the input and the rules of rounding, which returns the result with its bounds.
         x: the input.
-        by_rows: whether each row of the input gives a row of the result by itself, so that a few can be tried first.
+        by_rows: whether each row of the result comes from one row of the input, so that a few can be tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -92,7 +92,7 @@ class Candidate(NamedTuple):
     by_rows: bool = True
 
     def is_what_gives(self, exact: NDArray) -> bool:
-        """Return whether its result is `exact`, to the rounding of float64."""
+        """Return whether the formula gives `exact`, to the rounding of float64."""
         if self.by_rows:
             if self.x.shape[:-1] != exact.shape[:-1] or not exact.size:
                 return False
@@ -110,8 +110,8 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
     Args:
         exact: what the original's module gives in float64.
-        own: what it gives in `dtype`. If this is not within the bound, the module computes something else than the
-            formula, and None is returned.
+        own: what it gives in `dtype`. If this is beyond the bound, the formula is not the module's, and None is
+            returned.
         known: what it computes from.
         dtype: the port's dtype.
 
@@ -138,10 +138,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return what `bound_on` does, for a module that was also recorded as an attention layer, in the call `problem`.
+    """Return the result of `bound_on` for a module that was also recorded as an attention layer, in the call `problem`.
 
-    The recorded weights are the port's. None if the reference with these weights gives something else than the
-    original.
+    The recorded weights are the port's. None if the reference with them does not give what the original gives.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None

@@ -33,10 +33,10 @@ Given = tuple[AttentionConfig, AttentionInputs]
 
 
 def handed_over(own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any) -> str:
-    """Return a sentence that says which inputs of a module's attention function differ from the original's.
+    """Return a sentence on the inputs of a module's attention function that differ from the original's.
 
-    The sentence is "" if either model's module calls no attention function that can be read, or if the two call theirs
-    a different number of times.
+    It is "" if one of the two modules calls no attention function that can be read, or if their numbers of calls
+    differ.
 
     Args:
         own: the original with its calls; `model` is the original model itself.
@@ -159,7 +159,7 @@ def _number(value: float | None) -> str:
 def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
-    """Return name of each wrong module that calls an attention function -> a sentence on what it hands to that."""
+    """Return name of a wrong module -> a sentence on the inputs of the attention function that it calls."""
     recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
     said = {

@@ -15,7 +15,7 @@ EXCLUDED = -1e3
 
 
 def allowed_in(mask: NDArray) -> NDArray | None:
-    """Return the allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None for an array that is none.
+    """Return the allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None if the array is no mask.
 
     >>> allowed_in(np.array([[0.0, -3e38]])).tolist(), allowed_in(np.array([[1, 0]])).tolist()
     ([[[[True, False]]]], [[[[True, False]]]])
@@ -35,11 +35,11 @@ def allowed_in(mask: NDArray) -> NDArray | None:
 
 
 def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
-    """Return the port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
+    """Return the port's mask in the original's form, and how many entries differ; None if either is no mask.
 
-    A mask of True and False does not say whether True allows a key or excludes it. Both ways are tried, and the one
-    with fewer differences is taken; with `other`, the other one. Two masks of numbers that are added to the scores can
-    be read in one way only: then `other` gives None.
+    A bool mask does not say whether True allows a key or excludes it. Both meanings are tried, and the one with fewer
+    differences is taken; with `other`, the other one. Two masks of added numbers have one meaning only: then `other`
+    gives None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -72,10 +72,10 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return the rows, bool (B, L), that don't count: of padding, and of queries without a key. None if there are none.
+    """Return the rows, bool (B, L), that don't count: padding, and queries without a key. None if there are none.
 
-    A row is padding if other numbers there change no other row. A query is taken to have no key if its output does not
-    depend on its scores: then the output is linear in the module's inputs, as a mean of values is.
+    A row is padding if other numbers there change no other row. A query has no key if its output does not depend on its
+    scores: it is then linear in the module's inputs, as a mean of values is.
 
     Args:
         exact_on: a function that runs the module on other inputs.
@@ -186,8 +186,8 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
     """Return bools of `array`'s shape: True for elements that count.
 
-    Those are the elements outside the rows (B, L) of padding, and all that are not finite. None if `array`, which is
-    (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or if they can't be told from others.
+    These are the elements outside the rows (B, L) of padding, and all that are not finite. None if `array`, (B, L, D),
+    (B, H, L, Lk) or of indices, has no such rows, or if nothing tells which they are.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

@@ -31,7 +31,7 @@ class Matched:
 
 
 def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *, tables: bool = False) -> list[Matched]:
-    """Pair arrays: those of equal names first, then those whose numbers are nearest, if their shapes allow it.
+    """Return pairs of arrays: those of equal names first, then those with the nearest numbers, if shapes allow it.
 
     Where the original has the same numbers at several places, one array of the port's stands for all of them. With
     `tables`, what is left may be a table of positions that the port has in fewer numbers, or an image and its patches.
@@ -58,7 +58,7 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
 def given_apart(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> list[Matched]:
-    """Pair arrays that are left over where the original has one array twice, and the port two different ones.
+    """Return pairs of the arrays left over where the original has one array twice, and the port two different ones.
 
     In the example, the original has `x` as query and as value, the port has other values.
 
@@ -78,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield, for each matched array of patches that differs, the port's with each patch's numbers in another order."""
+    """Yield, for each matched array of patches that differs, the port's with the numbers of patches reordered."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue
@@ -194,7 +194,7 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
     """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    It is transposed or reshaped as the array in `one` was, and has the shape that this array had in the port.
+    It is transposed or reshaped as the array in `one` was, whose shape in the port it has.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

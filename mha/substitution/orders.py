@@ -40,7 +40,7 @@ def in_which_order(
     *,
     one_framework: bool = False,
 ) -> tuple[InOrder, str]:
-    """Return whether a port's parameters, which hold the original's numbers, hold them in the original's order.
+    """Return whether a port's parameters, which have the original's numbers, have them in the original's order.
 
     Args:
         own: the parameters of the original's module, by name.
@@ -101,7 +101,7 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
 
 
 def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
-    """Return in words which of the original's parameters a port lacks; "" if none, or if others differ as well."""
+    """Return in words which of the original's parameters a port lacks; "" if none, or if others differ too."""
     theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
     lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
     if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):
@@ -112,7 +112,7 @@ def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
 def rounded_among(
     port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray], dtype: str
 ) -> str:
-    """Return which of a port's parameters are its original's rounded to 16 bits, in words; "" for none.
+    """Return in words which parameters of a port are its original's rounded to 16 bits; "" for none.
 
     Args:
         port, own: the parameters of the port's module, and of its original's.
@@ -132,9 +132,9 @@ def rounded_among(
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
-    """Return in words which of a port's parameters differ from its original's.
+    """Return in words which parameters of a port differ from its original's.
 
-    "" if none differs; also if all do, and their numbers are found nowhere in the original model.
+    "" if none differs; also if all do, and the original model has their numbers nowhere.
 
     Args:
         port, own: the parameters of the port's module, and of its original's.

@@ -31,7 +31,7 @@ GAVE = "given by a part"
 
 @dataclass
 class OriginalModule:
-    """A module of the original: its name and class, itself, and its parameters' Numbers by name."""
+    """A module of the original: its name, its class, the module itself, and its parameters' Numbers by name."""
 
     name: str
     kind: str
@@ -210,7 +210,7 @@ class Original:
         return bool(self.native.is_part(held, held, "of any name", held))
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
-        """Return the arrays in what a module was given or gave, in NumPy, by place."""
+        """Return the arrays in an input or output of a module, in NumPy, by place."""
         found = ((place, self._array(leaf)) for place, leaf in leaves(value))
         return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
 
@@ -231,14 +231,14 @@ class Original:
         *,
         tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
-        """Run a module by itself, with its parameters and all floating-point arrays in `dtype`.
+        """Return the outputs of a module run by itself, with its parameters and floating-point arrays in `dtype`.
 
         Args:
             call: the call whose arguments are used where nothing else is given.
             givens: for each run, the arrays that replace those that the call was given.
             replace: position of a module inside -> for each of its calls, the arrays that replace its outputs. Its
                 inputs are then returned too, at the places (PASSED, position, number of the call, ...).
-            tell: whether the outputs that were replaced are returned too, at (GAVE, position, number of the call, ...).
+            tell: whether the replaced outputs are returned too, at (GAVE, position, number of the call, ...).
 
         Raises:
             SpecError: the module can't be run on these arrays.
@@ -263,7 +263,7 @@ class Original:
     def pull(
         self, call: OriginalCall, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str
     ) -> Pulled:
-        """Run a module forward and backward by itself, in `dtype`. SpecError if it can't be run."""
+        """Return the outputs and gradients of a module run by itself in `dtype`. SpecError if it can't be run."""
 
         def native(place: Place, leaf: Any) -> Any:
             own = self.hooks.as_array(leaf)

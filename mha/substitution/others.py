@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) for each mask that a port gives to a part, if the original has no such mask."""
+    """Yield (place, judgement) for each mask that a part gets in the port, if the original has no such mask."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,9 +36,9 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) for indices (such as positions) that a port gives to a part, if they are wrong.
+    """Yield (place, judgement) for wrong indices (such as positions) that a part gets in the port.
 
-    Only the rows that `counted` returns are compared.
+    Only the elements that `counted` returns are compared.
     """
     for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
         right, got = own[one.original], one.array
@@ -52,7 +52,7 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """Yield the places of the integers and bools that a port gave and the original does not give."""
+    """Yield the places of integers and bools in the port's outputs that the original does not give."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
@@ -90,7 +90,7 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
 
 
 def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDArray], unit: float) -> Iterator[str]:
-    """Yield a sentence on each two inputs of a part that the port has exchanged (such as keys and values).
+    """Yield a sentence on each two inputs of a part (such as keys and values) that the port exchanges.
 
     Args:
         name: the part.
@@ -108,9 +108,9 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence on what an array of the port is, and what the original's is, in terms of known arrays.
+    """Return a sentence that expresses an array of the port, and the original's, by known arrays.
 
-    None unless each of the two is one known array or the sum of two (such as "the residual and the output").
+    None unless each of them is one known array or the sum of two (such as "the residual and the output").
 
     Args:
         what: the array, in words.

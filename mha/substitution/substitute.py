@@ -81,10 +81,10 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Run the original's module, and return how the port's outputs compare.
+        """Return the judgement on the port's outputs beside those of the original's module, which runs here.
 
-        A mask that can be read in two ways (True allows, or True excludes) is read in the second way if the first makes
-        the module wrong. If both do, the original's own masks stay, since a port may complete a mask inside.
+        If the module is wrong with the first meaning of a mask (True allows, or excludes), the second is tried. If it
+        is wrong with both, the original's own masks stay, since a port may complete a mask inside.
 
         Args:
             parts: modules inside, whose outputs in the port replace those in the original. Then the module's outputs,
@@ -131,7 +131,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """From now on, let True mean in the port's masks what it means in the original's."""
+        """Read the port's masks with the original's meaning of True from now on."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -260,7 +260,7 @@ class Substitution:
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return how far an array is from what the original gives at a place in `runs`; padding is left out."""
+        """Return the error ratio of an array beside the original's at a place in `runs`; padding is left out."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
@@ -294,20 +294,20 @@ class Substitution:
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return what the original's module gives in float64 on other arrays. SpecError if it can't be run on them."""
+        """Return the outputs of the original's module in float64 on other arrays. SpecError if it can't be run."""
         return self.original.run(self.call, [given], "float64")[0]
 
     @property
     def mask_places(self) -> frozenset[Place]:
-        """Return the places where the original's module is given a mask that was translated from the port's."""
+        """Return the places of the masks of the original's module that were translated from the port's."""
         return frozenset(self._masks)
 
     def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
-        """Run the original's module forward and backward, and return the results. SpecError if it can't be run."""
+        """Return the outputs and gradients of the original's module. SpecError if it can't be run."""
         return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
-        """Return how far `found` is from what the original's module gives, as `judge` counts; `judge` must have run."""
+        """Return the error ratio of `found` beside the outputs of the original's module; `judge` must have run."""
         ratios = [
             self._alone.judge(found[place], place).ratio
             for place, array in self.exact.items()
@@ -335,7 +335,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """Return what the port's module gave, at the places of the original's outputs; `judge` must have run."""
+        """Return the outputs of the port's module, at the places of the original's; `judge` must have run."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
@@ -355,7 +355,7 @@ class Substitution:
 
     @property
     def left_out(self) -> int:
-        """Return how many rows `judge` did not count, because they differ."""
+        """Return the number of rows that differ and that `judge` did not count."""
         return self._left_out
 
     def _counted(self, array: NDArray) -> NDArray | None:

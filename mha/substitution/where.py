@@ -43,7 +43,7 @@ def where(
     pairs: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> WhereReport:
-    """Find the modules of a port that are wrong.
+    """Return a report on the modules of a port, which names the wrong ones.
 
     Each module of the original runs in float64 on the inputs of the port's module. So errors of earlier modules cancel,
     and every wrong module shows. If the original is a recording too, the two recordings are compared: the calls of

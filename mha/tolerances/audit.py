@@ -45,8 +45,8 @@ class Audit:
         late: whether the time was up before every bug had been compared in every call.
         shown_in: id of a case of the suite -> the bugs in `passed` that the comparison would show in it. The smallest
             cases come first, and each has the bugs that no case before it shows.
-        strict: the largest error that the bound allows but the comparison does not: with it, a right layer fails. It is
-            0.0 if there is no such error, and for a comparison of whole outputs.
+        strict: the largest error that the bound allows and the comparison does not, with which a right layer fails; 0.0
+            if there is none, and for a comparison of whole outputs.
     """
 
     comparison: str
@@ -152,7 +152,7 @@ def audit(
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Audit:
-    """Run the reference with each bug of the zoo on the recorded inputs, and compare its outputs with the right ones.
+    """Return the bugs that a comparison lets pass, by running the reference with each bug on the recorded inputs.
 
     The bounds and the comparison see nothing but the outputs, each rounded to the dtype of its call.
 

@@ -14,7 +14,7 @@ from mha_core import SpecError
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison by which a test holds an output against the right one.
+    """A way in which a test compares an output with the right one.
 
     Attributes:
         words: what is printed for it, such as "allclose(atol=0.001, rtol=0)".

@@ -49,7 +49,7 @@ class Tolerance:
 
     @property
     def expected(self) -> NDArray[np.float64]:
-        """Return the right numbers: what the reference computes in float64 from weights and inputs in `dtype`."""
+        """Return the right numbers: the reference's results in float64 from weights and inputs in `dtype`."""
         return self.answer.trace.arrays()[self.stage]
 
     @property
@@ -64,7 +64,7 @@ class Tolerance:
     def assert_close(self, actual: Any) -> None:
         """Raise AssertionError if an element is further off than is allowed; the message is the line of `mha check`.
 
-        A NaN or infinity is equal only to its like.
+        A NaN or infinity equals only its like.
 
         Args:
             actual: an array of any framework, or of NumPy.
@@ -85,7 +85,7 @@ class Tolerance:
 
 
 def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: AttentionInputs, dtype: str) -> Tolerance:
-    """Return what a layer with these weights must give for these inputs, and how far off each element may be.
+    """Return the right results of a layer with these weights and inputs, and the allowed error of each element.
 
     The bounds are those of `mha check`: computed from the numbers, for a layer that computes in `dtype` with products
     and softmax in at least float32. Weights and inputs are rounded to `dtype` first: give the layer the same.

@@ -67,15 +67,15 @@ class UndetectableBugs:
     Attributes:
         calls: how many calls there are.
         tried: the names of the calls on which bugs were run.
-        parts: those of them of which only a part was used.
+        parts: those in `tried` of which only a part was used.
         seen: ids of the bugs that these calls show.
-        within: ids of those that change outputs but stay within the bound, the largest change first.
-        idle: ids of those that change nothing although their requirement is met, for example with one head alone,
-            or with equal sizes.
+        within: ids of bugs that change outputs but stay within the bound, the largest change first.
+        idle: ids of bugs that change nothing although their requirement is met, for example with one head alone, or
+            with equal sizes.
         never_asked: requirement that no call meets, in words -> the bugs that need it.
-        impossible: those that can't be made in these layers: a bias forgotten where there is none.
-        untried: those that there was no time for.
-        beyond: settings that no array shows, and these calls neither, in words.
+        impossible: bugs that these layers can't have, such as a forgotten bias where there is none.
+        untried: bugs that there was no time for.
+        beyond: in words, settings that neither an array nor these calls show.
     """
 
     calls: int
@@ -139,7 +139,7 @@ def undetectable_bugs(
     cut: bool = True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> UndetectableBugs:
-    """Put every bug of the zoo into the reference, and see whether the recorded calls would show it.
+    """Return which bugs of the zoo, put into the reference, the recorded calls would not show.
 
     A bug shows if an output of the kind that was recorded leaves its bound in some call. One call of
     each kind is run first, and large calls are first cut to a few items and queries. It ends when every bug has

@@ -187,7 +187,7 @@ For each bug the first entry with a matching pattern counts.
 
 
 def need_of(bug: Bug) -> tuple[str, Asks] | None:
-    """Return what a call needs to show the bug, in words and as a test; None if any call might show it.
+    """Return the requirement of a bug (what a call needs to show it), in words and as a test; None without one.
 
     >>> from conformance.zoo.registry import select
     >>> need_of(select(("causal-ignored",))[0])[0], need_of(select(("scale-missing",))[0])
@@ -206,7 +206,7 @@ def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """Return a key that is equal for calls with equal settings, masks and small sizes; one call a key runs first."""
+    """Return a key that is equal for calls with equal settings, masks and small sizes; one call of each runs first."""
     config = problem.config
     sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))

@@ -16,11 +16,11 @@ MOST_TRIED = 8
 
 
 def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
-    """Return the settings in words.
+    """Return in words the settings that neither an array nor these calls show.
 
     Args:
         problems: every call.
-        looked: those that settings are tried on.
+        looked: the calls on which settings are tried.
     """
     found = []
     for feature in FEATURES:

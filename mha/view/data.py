@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass(eq=False)
 class Nearness:
-    """A measure of how near a part is to the definition.
+    """A measure of the distance of a part from the definition.
 
     Attributes:
         ratios: RECORDED or a backend -> worst error / allowed error, over the recorded outputs or all stages of the
@@ -85,11 +85,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sources:
-    """A record of who computes what is shown.
+    """A record of who computes the shown numbers.
 
     Args:
-        backends: who computes. If there are none, the definition does. One backend is shown beside the definition; of
-            two, the second is shown beside the first.
+        backends: who computes; if none, the definition does. One backend is shown beside the definition; of two, the
+            second is shown beside the first.
         compared: another recording, whose calls belong to these by position; the definition computes both.
     """
 
@@ -115,7 +115,7 @@ def see(
     sources: Sources,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Seen]:
-    """Compute every part, one after another.
+    """Yield every part with its numbers, one after another.
 
     Raises:
         SpecError: a backend can't compute a layer.

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Measure:
-    """A function of the weights of a query. A head's number is its mean over all queries that have a key.
+    """A function of a query's weights. A head's number is its mean over all queries that have a key.
 
     Attributes:
         words: what the number says.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of the query that has no neighbour to look at, and is left out; None if there is none.
+        edge: the index of a query that is left out, because it has no neighbour to look at; None for none.
     """
 
     words: str

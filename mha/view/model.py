@@ -18,7 +18,7 @@ def record_encoder(
     dtype: str,
     check: Callable[[Sequence[tuple[str, AttentionConfig]], Sequence[int]], None] = lambda layers, lengths: None,
 ) -> Recording:
-    """Record every attention layer of an encoder in its run on these texts. Return the recording, with their tokens.
+    """Return a recording of every attention layer of an encoder in its run on these texts, with their tokens.
 
     Args:
         encoder: the encoder, loaded in `dtype`.

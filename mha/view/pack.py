@@ -47,7 +47,7 @@ class Pack:
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
     def picture(self, picture: Picture) -> dict[str, Any]:
-        """Append the arrays of a picture. Return name -> position in the pack, and the steps of queries and keys."""
+        """Append a picture's arrays. Return name -> position in the pack, and the steps of queries and keys."""
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
         where = picture.where
@@ -79,7 +79,7 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """Return (H, ...) as 16-bit integers, round(x / step) + 256 or 65535 if not finite; and the step of each head.
+    """Return (H, ...) as 16-bit integers, round(x / step) + 256 (not finite: 65535), and the step of each head.
 
     >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps

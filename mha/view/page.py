@@ -24,7 +24,7 @@ from mha_core.files.writing import write_whole
 
 @dataclass(frozen=True)
 class About:
-    """A note in the page that says where its numbers come from.
+    """A note in the page on the source of its numbers.
 
     Args:
         name: the name of the model or the file.
@@ -40,7 +40,7 @@ class About:
 
 
 def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources, labels: Labels) -> tuple[Line, int]:
-    """Write the page, whole or not at all. Return the verdict on what it shows, and its size in bytes."""
+    """Write the page, whole or not at all. Return the verdict on its numbers, and its size in bytes."""
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)

@@ -24,12 +24,12 @@ class Part:
     Attributes:
         layer, kind, dtype, config: as they were recorded; a layer without a name is called "layer".
         position: the position of the layer among all that were recorded.
-        number: which pass of the model it is, from 0.
+        number: the number of the model's pass, from 0.
         calls: positions of its calls in the recording; there are several if each continues the one before it.
         batch, query_len, key_len: the sizes of the picture: it has the queries of all calls, and the last call's keys.
         is_cross: whether queries and keys stand for different things, so that their positions can't be compared.
         heads: the heads that are shown.
-        is_exact: whether every weight is in the page, to three digits; else one number for each block of weights.
+        is_exact: whether the page has every weight, to three digits; else one number for each block of weights.
     """
 
     layer: str
@@ -93,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return the parts that a model with self-attention will have, one for each chosen layer and text.
+    """Return the parts of a model with self-attention before it runs, one for each chosen layer and text.
 
     Raises:
         SpecError: as `plan`.

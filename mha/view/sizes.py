@@ -28,15 +28,15 @@ TOKEN = 24
 
 
 def block(part: Part) -> int:
-    """Return the side of a block of queries and keys whose weights are shown as one number; 1 if they are exact."""
+    """Return the side of a block of queries and keys that is shown as one number; 1 if weights are exact."""
     return 1 if part.is_exact else ceil(max(part.query_len, part.key_len) / EXACT_UP_TO)
 
 
 def data_bytes(part: Part, *, has_other: bool) -> int:
     """Return how many bytes the numbers of one part take, for each item of the batch.
 
-    If weights are exact, each takes two bytes, one byte more for its difference from another, and a bit for its mask;
-    each channel of a query or key takes two bytes. If not, each block takes a byte.
+    An exact weight takes two bytes, a byte more for its difference from another, and a bit for its mask; each channel
+    of a query or key takes two bytes. Otherwise each block takes a byte.
     """
     if not part.is_exact:
         side = block(part)
@@ -47,7 +47,7 @@ def data_bytes(part: Part, *, has_other: bool) -> int:
 
 
 def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return the most bytes that the page of these parts takes; compression makes it smaller."""
+    """Return the most bytes that the page of these parts can have; compression makes it smaller."""
     total = FRAME
     for part in parts:
         lengths = (part.query_len + part.key_len) * TOKEN
@@ -57,7 +57,7 @@ def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
 
 
 def check_size(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return what `page_bytes` does. SpecError if the page is too large; the message says how to choose less."""
+    """Return the result of `page_bytes`. SpecError if the page is too large; the message says how to choose less."""
     first = [part for part in parts if part.number == 0]
     heads = sum(len(part.heads) for part in first)
     layers = f"{len(first)} layers with {heads} heads"

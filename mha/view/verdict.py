@@ -23,7 +23,7 @@ class LayerLine:
 
     Attributes:
         cells: RECORDED or a backend -> error / allowed in words, and whether it is at most 1.
-        apart: in words, the largest difference / allowed difference of weights that are compared; "" if none are.
+        apart: in words, the largest difference / allowed difference of compared weights; "" if none are compared.
         notes: remarks, such as rows without a key.
     """
 

@@ -62,11 +62,11 @@ _EMPTY = {
 
 
 def settled(name: str, given: Any) -> Any:
-    """Return the argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
+    """Return the argument `name` as an array if it is a list, a number or a NumPy array; anything else unchanged.
 
     Args:
         name: the argument's name, for the error.
-        given: the argument. Arrays of NumPy are returned in this machine's byte order.
+        given: the argument. The result has this machine's byte order.
 
     Raises:
         SpecError: a list that makes no array, such as [[1], [2, 3]].
@@ -91,14 +91,14 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """Return the dataclass with other fields, which are not settled or checked again, as `replace` would."""
+    """Return a copy of the dataclass with other fields. Unlike `replace`, this does not settle or check them again."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
 
 
 def settled_window(window: Any) -> Any:
-    """Return a window as a tuple of Python integers, if it is a list or has NumPy's integers; anything else as it is.
+    """Return a window as a tuple of Python integers if it is a list or has NumPy integers; anything else unchanged.
 
     >>> settled_window([np.int64(2), None])
     (2, None)
@@ -116,8 +116,7 @@ def is_numbers(given: Any) -> bool:
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
     """Return numbers, one or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
-    The argument is returned unchanged if it holds no real numbers, or if `dtype` is none of DTYPES; `check_call`
-    refuses it then.
+    If it holds no real numbers, or `dtype` is none of DTYPES, it is returned unchanged, and `check_call` refuses it.
 
     Raises:
         SpecError: a list that is no array, or a finite number that becomes infinite.
@@ -143,13 +142,13 @@ def holds_long_integers(array: Any) -> bool:
 
 
 def is_convertible(array: Any) -> bool:
-    """Return whether a NumPy array has a dtype that frameworks know; any other is left for `check_call` to refuse."""
+    """Return whether frameworks know the dtype of a NumPy array; if not, `check_call` refuses the array later."""
     is_plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_plain and (array.dtype.kind in "biu" or array.dtype.name in DTYPES)
 
 
 def holds_arrays(given: Any) -> bool:
-    """Return whether a list holds, at any depth, arrays of a framework, which then makes one array of the list."""
+    """Return whether a list holds arrays of a framework, at any depth."""
     if isinstance(given, (list, tuple)):
         return any(holds_arrays(part) for part in given)
     return hasattr(given, "shape") and not isinstance(given, (np.ndarray, np.generic))

@@ -23,10 +23,10 @@ SMALLEST_BLOCK = 32
 
 
 class Block(NamedTuple, Generic[Part]):
-    """A part of all scores (B, H, Lq, Lk): a slice of each axis.
+    """A part of all scores (B, H, Lq, Lk): a slice of each axis, with integer ends.
 
-    A slice's ends are integers. In a TensorFlow graph a part may start at a scalar of the graph although its size is
-    known; there each field is a `backends.tf.ops.cuts.Span` of a start and a size, or None for the whole axis.
+    In a TensorFlow graph, where a part starts may be known only at run time. Each field is then a
+    `backends.tf.ops.cuts.Span` (a start and a size), or None for the whole axis.
     """
 
     items: Part
@@ -38,9 +38,9 @@ class Block(NamedTuple, Generic[Part]):
 class Operands(NamedTuple, Generic[Array]):
     """The queries, keys and values of a fast path, with the widths that the score needs.
 
-    queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has two arrays, the past and
-    the new positions, where they need not be joined, else one array. For the additive score, queries and keys are A q
-    and C k, of width S.
+    queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has one array, or two that
+    need not be joined: the past and the new positions. For the additive score, queries are A q and keys are C k, of
+    width S.
     """
 
     queries: Array
@@ -53,13 +53,13 @@ class Operands(NamedTuple, Generic[Array]):
 
 
 def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
-    """Return how many queries to compute at once: a power of two whose scores fit the budget, or all of them.
+    """Return how many queries to compute at once: all, or the power of two whose scores fit the budget.
 
     Args:
         query_len: Lq.
         bytes_per_query: bytes that one more query adds to the block's scores: Lk * itemsize, times the heads that
             are computed at once.
-        budget: most bytes of scores in a block, such as fit in the processor's caches.
+        budget: the most bytes of scores in a block, so that they fit in the processor's caches.
 
     >>> query_block(2048, 2048 * 4, budget=2**21)
     256
@@ -82,15 +82,15 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """The keys that lengths and positions allow each query: key j iff first <= j < stop.
 
-    Both are integer arrays, broadcastable to (B, Lq). `valid_lens`, `causal` and `window` each allow an interval, and
-    so do all of them together. `allowed` and `bias` are not considered.
+    Both are integer arrays, broadcastable to (B, Lq). `valid_lens`, `causal` and `window` each allow an interval, so
+    their combination is one too. `allowed` and `bias` are ignored.
     """
 
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
 
     def keys(self, items: slice, queries: slice) -> slice:
-        """Return the slice of keys that any of these queries of these items may attend to; empty if there are none."""
+        """Return the slice of keys that some of these queries of these items may attend to; it can be empty."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         first, stop = np.broadcast_arrays(first, stop)
         open_rows = first < stop

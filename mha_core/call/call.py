@@ -36,9 +36,9 @@ class Call(Generic[Array]):
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
             also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
         mask: the sources of the mask, as the caller gave them.
-        dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None where dropout draws itself, or is not active.
-        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. They stand before
-            the new ones; Lk then counts both, in the mask too.
+        dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None if dropout is off or draws its own numbers.
+        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. Past keys stand before
+            new ones; Lk counts both, in the mask too.
         rotary: the positions of queries and new keys, in a layer with rotary positions; None where they are counted.
 
     >>> import numpy as np
@@ -57,7 +57,7 @@ class Call(Generic[Array]):
     rotary: RotaryInputs | None = None
 
     def map(self, convert: Any) -> Call[Any]:
-        """Return this call with `convert(name, array)` in place of its floats, `dropout_keep` and `rotary`'s arrays.
+        """Return this call with `convert(name, array)` in place of each float array, `dropout_keep` and rotary array.
 
         The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
         """
@@ -69,7 +69,7 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """Return the call of a layer without heads, of weights (B, Lq, Lk), with the mask of a layer with one head.
+        """Return the call of a layer without heads (weights (B, Lq, Lk)) with its mask in the form for one head.
 
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk); the inputs stay as they are.
         """
@@ -84,7 +84,7 @@ class LayerSpec(NamedTuple):
         num_heads: H.
         widths: the layer's (Dq, Dk, Dv); None where it takes any.
         head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
-        split: whether queries, keys and values may come split into heads.
+        split: whether queries, keys and values may be given split into heads.
         dtype: the dtype in which the layer computes, by name; None where it computes in the dtype of its inputs.
         rotary: the settings of its rotary positions; None without them.
     """

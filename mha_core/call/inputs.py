@@ -31,9 +31,9 @@ class AttentionInputs:
         dropout_keep: bool (B, H, Lq, Lk); True keeps a weight. Its presence makes this a training step.
         cotangent: (B, Lq, Do), the gradient of some loss with respect to the output. Its presence
             asks for gradients.
-        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
-            steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
-            and in every stage. Give their number to the mask as `query_offset`.
+        past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier steps of
+            decoding. They stand before the new ones; Lk counts both, in the mask and in every stage. Give their number
+            to the mask as `query_offset`.
         rotary: the positions of queries and new keys, or tables of their angles, in a layer with rotary positions;
             None where they are counted from `query_offset` and from the past.
 
@@ -120,10 +120,10 @@ class AttentionInputs:
         )
 
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
-        """Return these inputs for a compiler, which can't read positions: with rotary tables where it needs them.
+        """Return these inputs with rotary tables in place of positions, if a compiler needs tables.
 
-        It needs them where angles depend on the largest position. `sizes`: whether it knows the sizes of the call,
-        and so the positions that are counted.
+        A compiler can't read positions, and needs tables if angles depend on the largest position. `sizes`: whether it
+        knows the sizes of the call, and so can count positions itself.
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
@@ -138,7 +138,7 @@ class AttentionInputs:
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
-        """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
+        """Return the sizes of this run; SpecError names what does not fit `config`, or a layer of `dtype`."""
         sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
         check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
         if config.rotary is not None:

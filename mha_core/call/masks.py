@@ -80,7 +80,7 @@ class AttentionMask:
     def with_bias_in(
         self, dtype: str, convert: Callable[[NDArray, str], Any] = lambda array, dtype: array
     ) -> AttentionMask:
-        """Return this mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
+        """Return this mask with its bias as an array of `dtype`, if the bias is a number or a list.
 
         Args:
             dtype: the dtype of the queries, which the array gets.
@@ -103,7 +103,7 @@ class AttentionMask:
         return replace(self, **changes) if changes else self
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
-        """Return the mask of a layer without heads, whose weights are (B, Lq, Lk), as one of a layer with one head.
+        """Return the mask of a layer without heads (weights (B, Lq, Lk)) in the form for a layer with one head.
 
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk).
         """
@@ -115,7 +115,7 @@ class AttentionMask:
     def limits(self) -> tuple[int | None, int | None]:
         """Return (left, right): key j is allowed iff position - left <= j <= position + right. None is unbounded.
 
-        This joins both rules about positions: causal is a right limit of 0, and a key must pass it and the window.
+        This combines `window` and `causal`, which is a right limit of 0; a key must pass both.
 
         >>> AttentionMask(causal=True, window=(2, 3)).limits
         (2, 0)
@@ -132,12 +132,12 @@ class AttentionMask:
 
     @property
     def has_positions(self) -> bool:
-        """Return whether the mask depends on where queries and keys stand."""
+        """Return whether the mask depends on the positions of queries and keys."""
         return self.causal or self.window is not None
 
 
 def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """Return the keep-mask (B, Lq, Lk) of a layer without heads as for a layer with one head: see `for_one_head`."""
+    """Return the keep-mask (B, Lq, Lk) of a layer without heads in the form for one head: see `for_one_head`."""
     return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
@@ -158,7 +158,7 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
 def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
     """Return (first, stop): `causal` and `window` allow key j iff first <= j < stop; None is unbounded.
 
-    They are integers (1 or B, Lq), and may be below 0 or above Lk: query i stands at position `query_offset` + i.
+    Both are integers (1 or B, Lq), and may be below 0 or above Lk. Query i stands at position `query_offset` + i.
 
     >>> interval(AttentionMask(window=(1, None), query_offset=3), query_len=2)
     (array([[2, 3]]), None)
@@ -172,8 +172,8 @@ def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | N
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
     """Return the mask as `valid_lens`; None if some query has other keys than its first ones, or heads differ.
 
-    That is for layers whose only mask is lengths. The result is integers (B, Lq), or `valid_lens` itself if there is no
-    other source. Of the bias only -inf counts: lengths can't express other numbers.
+    The result is integers (B, Lq), or `valid_lens` itself if there is no other source. It is for layers that take no
+    other mask. Of the bias only -inf counts, because lengths can't express other numbers.
 
     >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -192,9 +192,9 @@ def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDAr
 def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     """Return bools (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
 
-    Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing
-    in them can reach a result. A source that broadcasts over the queries, such as
-    `allowed` (B, 1, 1, Lk), makes padding even in a call of 0 queries.
+    Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing in them can reach a
+    result. In a call of 0 queries, a source that broadcasts over the queries, such as `allowed` (B, 1, 1, Lk), still
+    makes padding.
     """
     padding = np.zeros((sizes.batch, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:
@@ -205,9 +205,9 @@ def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
 
 
 def additive_bias(mask: AttentionMask) -> NDArray:
-    """Return the bias to add to the scores: `mask.bias` with rank 4, and 0 in place of each -inf.
+    """Return the bias to add to the scores: `mask.bias`, which must be given, with rank 4 and 0 in place of each -inf.
 
-    A -inf excludes a key, which is done elsewhere (`allowed_keys`). The mask must have a bias.
+    A -inf excludes its key; `allowed_keys` does that.
     """
     bias = _as_rank_4(np.asarray(mask.bias))
     return np.where(np.isneginf(bias), 0.0, bias)

@@ -43,7 +43,7 @@ def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
 
 
 def returned(made: Stages[Any] | Attended[Any], *, return_weights: bool, return_present: bool) -> Any:
-    """Return what `forward`, `call` or `__call__` returns: the output, or a tuple (output, weights, present).
+    """Return the result of a layer's `forward`, `call` or `__call__`: the output, or (output, weights, present).
 
     >>> returned(Attended("output", ("keys", "values")), return_weights=False, return_present=True)
     ('output', ('keys', 'values'))

@@ -21,7 +21,7 @@ from mha_core.parts.rotary import Rotary, Table, axis_of_pairs, tables
 
 
 class Tables(NamedTuple):
-    """A pair of rotary tables for one call: of its queries and of its new keys; None without rotary positions."""
+    """A pair of rotary tables for one call: for its queries, and for its new keys; None without rotary positions."""
 
     queries: Any = None
     keys: Any = None
@@ -49,8 +49,8 @@ class RotaryInputs:
     Args:
         positions: of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
         key_positions: of the new keys, likewise. Default: `positions`; there must be as many keys as queries then.
-        cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`. They
-            include an attention factor, if there is one; a token that does not turn has 1 and 0.
+        cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`;
+            times the attention factor, if there is one. A token that does not turn has 1 and 0.
         key_cos, key_sin: the same for the new keys. Default: `cos` and `sin`; then Lq must be the number of new keys.
 
     Raises:
@@ -230,7 +230,7 @@ def as_tables(
 
 @lru_cache(maxsize=16)
 def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
-    """Return `tables_of_call` for positions counted from a number; cached, since most calls repeat the one before."""
+    """Return `tables_of_call` for positions that are counted from `query_offset`. The last results are cached."""
     made = tables_of_call(settings, None, query_offset, sizes)
     for table in made:
         for array in table:
@@ -240,7 +240,7 @@ def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tab
 
 @lru_cache(maxsize=4)
 def traced_frequencies(settings: Rotary) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-    """Return what tables of traced positions are made of: the axis and the frequency of each pair, and the factor.
+    """Return the axis and the frequency of each pair, and the attention factor: tables of traced positions need these.
 
     Raises:
         SpecError: the frequencies depend on the length of the sequence, which is traced too.
@@ -260,10 +260,10 @@ DIGITS, BASE = 4, 256
 
 @lru_cache(maxsize=4)
 def digit_tables(settings: Rotary) -> Table:
-    """Return cosine and sine (DIGITS, BASE, r / 2) of what each digit of a position adds to its angles.
+    """Return cosine and sine (DIGITS, BASE, r / 2) of the angle that each digit of a position adds.
 
-    Programs in float32 use this, where the product of a position and a frequency is too coarse. Here each digit's angle
-    is exact, and angles are added: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    In float32, position * frequency is too coarse. Each digit's angle is exact, and angles are added:
+    cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
         SpecError: as for `traced_frequencies`.

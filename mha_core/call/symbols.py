@@ -28,7 +28,7 @@ Symbols = dict[str, tuple[str | None, ...]]
 
 
 def symbols_of(shapes: Mapping[str, Shape]) -> Symbols:
-    """Return the symbols of a call's arrays by their shapes; a size of 0 or 1 stays a number.
+    """Return a symbol for each size in these shapes of a call's arrays; a size of 0 or 1 stays a number.
 
     >>> symbols_of({"queries": (2, 5, 12), "keys": (2, 7, 12), "valid_lens": (2,), "bias": (4, 1, 7)})["bias"]
     (None, None, 'n')
@@ -61,7 +61,7 @@ def _axes(name: str, rank: int) -> tuple[str | None, ...]:
 
 
 def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the arrays' shapes with these sizes in place of the symbols.
+    """Return the arrays' shapes with numbers in place of symbols.
 
     >>> shapes_at({"bias": (None, "1 + p")}, {"bias": (1, 7)}, {"p": 9})
     {'bias': (1, 10)}
@@ -76,7 +76,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return the arrays of a call, all of the type `kind`, by name, and the fields of its mask that are no arrays."""
+    """Return a call's arrays of the type `kind`, by name, and the fields of its mask that are no arrays."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}

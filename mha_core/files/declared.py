@@ -21,7 +21,7 @@ from mha_core.errors import BackendError
 
 
 def declared(group: str, what: str) -> dict[str, EntryPoint]:
-    """Return name -> entry point of one group; nothing is imported until an entry point is loaded.
+    """Return name -> entry point of a group. It imports nothing.
 
     Args:
         group: such as "mha.backends".

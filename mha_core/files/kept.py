@@ -51,7 +51,7 @@ class Kept:
         self.folder = folder
 
     def get(self, key: str) -> bytes | None:
-        """Return what was put under this key; None if there is nothing, or its file is damaged."""
+        """Return the bytes under this key; None if there are none, or the file is damaged."""
         path = self._path(key)
         try:
             if not is_ours(self.folder.stat()):
@@ -70,7 +70,7 @@ class Kept:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep `data` under this key, in place of what was there."""
+        """Write `data` under this key, in place of earlier data."""
         with suppress(OSError):
             for folder in (*reversed(self.folder.parents), self.folder):
                 if not folder.exists():
@@ -84,7 +84,7 @@ class Kept:
 
 
 def kept_folder() -> Path | None:
-    """Return the folder of all that is kept: what `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
+    """Return the cache folder: the one that `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
 
     None if the variable is "off", or if the user has no home folder.
     """
@@ -101,7 +101,7 @@ def kept_folder() -> Path | None:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Return whether a file or folder belongs to the user who runs this, and nobody else may write it."""
+    """Return whether a file or folder belongs to the current user, and nobody else may write it."""
     if not hasattr(os, "geteuid"):  # Windows has other means
         return True
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -130,7 +130,7 @@ def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
 
 
 def machine() -> str:
-    """Return a text that differs where compiled code may: processor model, its instructions, and their number."""
+    """Return a text about the processor, on which compiled code may depend: model, instructions, number of cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -150,7 +150,7 @@ def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """If the pieces in a folder exceed `most_bytes`, remove the least recently used ones, down to half of that."""
+    """Remove the least recently used pieces, down to half of `most_bytes`, if the pieces in a folder exceed it."""
     found = sorted(pieces(folder), key=lambda piece: piece[1].st_mtime)
     size = sum(status.st_size for _, status in found)
     if size <= most_bytes:
@@ -164,7 +164,7 @@ def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
 
 
 def remove(folder: Path) -> int:
-    """Remove every piece in a folder, and the folders that are empty then; returns how many pieces are left."""
+    """Remove all pieces in a folder, and folders that become empty; return how many pieces are left."""
     for path, _ in pieces(folder):
         with suppress(OSError):
             path.unlink()

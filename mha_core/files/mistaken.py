@@ -32,7 +32,7 @@ def without_forward(module: object) -> str:
 
 
 def names_code(text: object) -> bool:
-    r"""Return whether a text that names no file reads as MODULE:NAME.
+    r"""Return whether a text has the form MODULE:NAME and names no file.
 
     >>> names_code("mine.layers:attention"), names_code("mine.py"), names_code("C:\\calls")
     (True, False, False)
@@ -71,7 +71,7 @@ def defined_in(path: Path, first: str = "weights") -> list[str]:
 
 
 def spec_meant(text: str, example: str = "attention") -> str:
-    """Return in words what to write in place of a text that should read MODULE:NAME.
+    """Return in words what to write instead of a text that is not of the form MODULE:NAME.
 
     >>> spec_meant("layers/mine.py:attention")
     'name the module, without .py: write layers.mine:attention'
@@ -105,7 +105,7 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 
 def near_file(path: Path) -> str:
-    """Return the end of a message: which file a path that does not exist may have meant; "" if none.
+    """Return the end of a message that names the existing file which a wrong path may mean; "" if there is none.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def near_file(path: Path) -> str:
 
 
 def taken_by(path: str | os.PathLike[str]) -> str:
-    """Return in words what a path that is no recording leads to, and which command takes it.
+    """Return in words what is at a path that is no recording, and which command takes it.
 
     >>> taken_by("mine:attention").partition("; a")[0]
     'it is code, and no file: `mha check --subject mine:attention` judges a function'

@@ -23,7 +23,7 @@ def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> An
     Args:
         text: the text of the file.
         what: the name of the text in messages, with the file's name.
-        any_integer: whether integers may be beyond 64 bits, as where 10**30 stands for "no limit".
+        any_integer: whether integers may be beyond 64 bits, such as 10**30 for "no limit".
 
     Raises:
         SpecError: it is not JSON; has a key twice; holds NaN, an infinity, an integer beyond 64 bits or a

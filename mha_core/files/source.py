@@ -28,7 +28,7 @@ def source_hash(*packages: str) -> str:
 
 
 def installed_stamp(*packages: str) -> str:
-    """Return a hash of name, size and time of each code file of installed packages: reading them would take too long.
+    """Return a hash of the names, sizes and times of the code files of installed packages; it does not read them.
 
     Raises OSError if a package isn't in a folder of files.
     """

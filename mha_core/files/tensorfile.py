@@ -118,9 +118,9 @@ def seal_file(path: Path) -> None:
 
 
 def sealed_header(raw: bytes) -> bytes:
-    """Return the header, of the same length, with the digest in its place and the metadata in the order of their names.
+    """Return the header with the digest in its place and the metadata sorted by name; its length stays the same.
 
-    The package writes metadata in any order, but equal arrays must give equal files.
+    The package safetensors writes metadata in any order, but equal arrays must give equal files.
     """
     header = json.loads(raw)
     metadata = dict(sorted(header.pop("__metadata__").items()))
@@ -148,7 +148,7 @@ def _raw_header(path: Path) -> bytes:
         if size < 8 or length > min(size - 8, LONGEST_HEADER):
             looks = looks_like(path)
             why = (
-                f"its first bytes are those of: {looks}"
+                f"{'it is' if looks == EMPTY else 'its first bytes are those of:'} {looks}"
                 if looks not in ("", "safetensors")
                 else "its header ends beyond it: it is cut off, or no such file"
             )
@@ -163,12 +163,16 @@ def _end(entries: Mapping[str, Any]) -> int:
     return max(ends, default=0)
 
 
+EMPTY, TEXT = "an empty file", "a text"
+"""What `looks_like` says of a file without a byte, and of one that begins with plain words."""
+
+
 def looks_like(path: Path) -> str:
-    """Return the format that a file's first bytes belong to, in words; "" if they are of no known format."""
+    """Return in words the format of a file, by its first bytes; "" if they are of no known format."""
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
-        return "an empty file"
+        return EMPTY
     signatures = (
         (b"PK\x03\x04", "zip archive (as .npz, .keras and .pt files are)"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
@@ -185,7 +189,7 @@ def looks_like(path: Path) -> str:
             return _archive(path) or name if name.startswith("zip") else name
     if start[8:9] == b"{":
         return "safetensors"
-    return "a text" if start.isascii() and start.decode("ascii").replace("\n", " ").isprintable() else ""
+    return TEXT if start.isascii() and start.decode("ascii").replace("\n", " ").isprintable() else ""
 
 
 ARCHIVES = {"data.pkl": (".pt", "torch.save"), "model.weights.h5": (".keras", "Keras"), ".npy": (".npz", "NumPy")}
@@ -206,5 +210,5 @@ def _archive(path: Path) -> str:
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the arrays made contiguous, because the format writes the underlying buffer of a view."""
+    """Return contiguous arrays: the format would write a view's whole buffer."""
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

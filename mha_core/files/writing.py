@@ -24,7 +24,7 @@ from mha_core.errors import SpecError
 
 
 def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") -> Path:
-    """Check that a file can be written, and return its absolute path, which holds if the current folder changes.
+    """Return the absolute path of a file, checked to be writable; it holds if the current folder changes.
 
     Args:
         path: the path that the user gave.
@@ -82,7 +82,7 @@ def check_different(**named: Path | None) -> None:
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Return a context with a path to write to. Its file replaces `path` if the block ends well; else it is removed.
 
-    It has the suffix of `path`: writers and readers go by it. Raises OSError if the disk is full or a folder is gone.
+    It has the suffix of `path`, which writers and readers need. OSError if the disk is full or a folder is gone.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with written_whole(Path(folder) / "notes.txt") as temporary:

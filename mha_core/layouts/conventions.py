@@ -18,7 +18,7 @@ from mha_core.weights import Weights, check_weights
 
 
 def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> NDArray[np.int64]:
-    """(d,): the old index of each new channel of a head when rotary pairs become (2 k, 2 k + 1), or (k, k + r / 2).
+    """(d,): new channel -> old channel of a head, when rotary pairs become (2 k, 2 k + 1), or (k, k + r / 2).
 
     Args:
         settings: the layer's rotary settings; their own `interleaved` does not count.
@@ -41,8 +41,8 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
 def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) -> tuple[AttentionConfig, Weights]:
     """Return the same layer with pairs (2 k, 2 k + 1), or (k, k + r / 2): rows of q_proj and k_proj in another order.
 
-    Biases, weights of a query-key norm and the additive score's matrices follow; values and output stay. Stages
-    `queries` and `keys`, and so a cache, have their channels in the new order; every other result is the same.
+    Biases, norm weights and the additive score's matrices are reordered too; values and output stay. The stages
+    `queries` and `keys`, and so a cache, have the new order of channels; every other result is the same.
 
     Raises:
         SpecError: a layer without rotary positions or without projections, or weights that do not fit.
@@ -104,7 +104,7 @@ def with_norm_offset(config: AttentionConfig, weights: Weights, offset: int) -> 
 
 
 def with_scale(config: AttentionConfig, weights: Weights, scale: float | None) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with another scale of the scores; q_proj, or q_norm, times the quotient makes up for it.
+    """Return the same layer with another scale of the scores, and q_proj (or q_norm) multiplied to make up for it.
 
     Args:
         config, weights: the layer, whose score is "scaled_dot".

@@ -54,7 +54,7 @@ def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 class FusedLayout(Layout):
     """One matrix with the rows of queries, keys and values, all d wide, and an output projection.
 
-    How many key heads there are follows from the rows and from the columns of the output projection.
+    The number of key heads follows from the rows and from the columns of the output projection.
 
     Args:
         fused, out: the names of the two modules.
@@ -157,7 +157,7 @@ class FusedLayout(Layout):
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether `Layout.fits`, and the fused matrix has more rows than the output projection has columns.
 
-        It must have exactly three times as many where key heads can't be fewer.
+        If key heads can't be fewer than query heads, it must have exactly three times as many.
         """
         fused, out = self.required
         if not super().fits(shapes) or fused not in shapes or out not in shapes:

@@ -16,11 +16,11 @@ from mha_core.weights import weight_shapes
 def canonical_gradients(
     layout: Layout, config: AttentionConfig, gradients: Mapping[str, NDArray]
 ) -> dict[str, NDArray]:
-    """Return the gradients in canonical names, order and shapes; copies, in the gradients' dtype.
+    """Return copies of the gradients with canonical names, order and shapes, in their own dtype.
 
-    Gradients may be NaN or infinite, which weights may not. So the layout is given the index of each number
-    instead, and the gradients follow: a layout moves numbers and never changes one. Biases that the layer has but
-    the config lacks (a layer with one switch for all biases) are left out.
+    Gradients may be NaN or infinite, but weights may not. So the layout moves the index of each number, and the
+    gradients are taken in that order: a layout never changes a number. Biases that the layer has but the config lacks
+    (a layer with one switch for all biases) are left out.
 
     Args:
         layout: the layout of the layer.

@@ -47,7 +47,7 @@ class KernelLayout(Layout):
         self.optional = tuple(f"{own}/bias" for own in self._projections.values())
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether kernels have three axes, and query/kernel not its heads first (as in `HeadsFirstLayout`)."""
+        """Return whether kernels have three axes, and the heads are not the first axis of query/kernel."""
         query, out = (shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "out_proj"))
         if not super().fits(shapes):
             return False

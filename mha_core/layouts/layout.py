@@ -21,15 +21,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Layout(ABC):
-    """One layout: how a framework names and shapes a layer's arrays, such as "in_proj_weight" or "query/kernel".
+    """One layout: a framework's names and shapes of a layer's arrays, such as "in_proj_weight" or "query/kernel".
 
     Attributes:
         name: its name for `mha convert --from`.
         summary: whose layout it is, in a line.
-        separator: the separator of the parts of a name, and of a layer's prefix and the name.
+        separator: the text between the parts of a name, and between a layer's prefix and the name.
         required: names that every layer of this layout has; the output projection's name is the last.
         optional: names that it may have besides; the output projection's name is the last.
-        foreign: names that only layers of another layout have, even if they have all required names.
+        foreign: names that only layers of another layout have, which may have all required names too.
         framework: the name of the backend whose framework has the layer; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
     """
@@ -69,7 +69,7 @@ class Layout(ABC):
         """
 
     def find(self, names: Iterable[str]) -> list[str]:
-        """Return the prefixes under which `names` holds every required array; "" is the top level.
+        """Return the prefixes of all layers that have every required array in `names`; "" is the top level.
 
         >>> from mha_core.layouts import get
         >>> get("torch").find(["encoder.attn.in_proj_weight", "encoder.attn.out_proj.weight", "fc.weight"])
@@ -78,7 +78,7 @@ class Layout(ABC):
         return [prefix for prefix, missing in self.places(names).items() if not missing]
 
     def places(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return prefix -> the required arrays that `names` lacks there; () where it holds a whole layer.
+        """Return prefix -> the required arrays that are missing there in `names`; () for a whole layer.
 
         A prefix is listed if it has any array of the projections of queries, keys and values, even a bias. An output
         projection alone does not count, because other modules have such names too.
@@ -139,7 +139,7 @@ def heads_or_error(layout: Layout, num_heads: int | None) -> int:
 
 
 def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: int | None = None) -> AttentionConfig:
-    """Return the config of canonical weights; all sizes but the number of heads follow from the shapes.
+    """Return the config of canonical weights; all sizes except the number of heads follow from the shapes.
 
     `num_kv_heads` follows from the rows of k_proj, because keys and queries are equally wide.
 
@@ -195,7 +195,7 @@ def _per_head(name: str, rows: int, label: str, heads: int) -> int:
 
 
 def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
-    """Return contiguous, read-only copies in canonical order, of weights that `config_of` checked."""
+    """Return contiguous, read-only copies of weights that `config_of` checked, in canonical order."""
     arrays = {name: np.array(weights[name], order="C") for name in weight_shapes(config)}
     for array in arrays.values():
         array.flags.writeable = False

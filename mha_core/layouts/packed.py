@@ -117,7 +117,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits`; if other layers have equal names, the numbers of rows must fit the pack too."""
+        """Return whether `Layout.fits`; with `checks_sizes`, whether the numbers of rows fit the packs too."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)

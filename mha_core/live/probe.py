@@ -55,7 +55,7 @@ class Words:
         cross: whether keys may have another length than queries, and be another input.
         values: whether values may be another input than keys.
         masks: the sources of a mask that it can take: "valid_lens", "allowed", "causal", "bias".
-        positions: how many positions its own tables have, which a probe does not exceed. None: any number.
+        positions: the number of positions in its own tables, which a probe does not exceed. None: any number.
     """
 
     cross: bool = True
@@ -73,8 +73,8 @@ class Probe:
         mask: the source of its mask; None for no mask.
         times: a factor on its inputs.
         self_attention: whether queries, keys and values are one array.
-        rows: the queries whose results are compared; None for all. A few are enough in a long call, because each of
-            them depends on all keys.
+        rows: the queries whose results are compared; None for all. In a long call a few are enough: each depends on all
+            keys.
     """
 
     batch: int
@@ -90,7 +90,7 @@ class Probe:
         return f"{self.batch} x {lengths}, {self.mask or 'no mask'}"
 
     def within(self, positions: int | None) -> Probe:
-        """Return the probe with at most so many queries and keys; itself for None.
+        """Return the probe with at most `positions` queries and keys; unchanged for None.
 
         >>> Probe(1, 300, 277, rows=(0, 150, 299)).within(40)
         Probe(batch=1, query_len=40, key_len=40, mask=None, times=1.0, self_attention=False, rows=(0, 39))
@@ -122,18 +122,18 @@ PROBES = (
 
 @dataclass(frozen=True)
 class Reading:
-    """A live layer as it was read, and what runs it.
+    """A live layer as it was read, and the function that runs it.
 
     Attributes:
         name: the layer's name, for messages.
         config, weights: the layer as it was read.
-        run: runs the layer, and must leave it unchanged; `check_reading` itself restores the random states of NumPy
-            and Python, and suppresses warnings.
+        run: runs the layer, and must leave it unchanged. `check_reading` restores random states and suppresses
+            warnings.
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
         meant: inputs -> what a call with them means to this layer, such as a mask with the layer's own window.
-        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; whoever
-            examines the layer finds its known deviations by these names.
+        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; their
+            names give the known deviations.
     """
 
     name: str
@@ -162,7 +162,7 @@ def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
 def check_reading(reading: Reading) -> None:
     """Run a live layer on the probes, and raise SpecError unless it computes what its weights say.
 
-    Rows that may attend to no key are left out, because every framework deviates from the definition there.
+    Rows without an allowed key are not compared, because every framework deviates from the definition there.
 
     Raises:
         SpecError: it computes something else (the message has the first difference), or could not be run.

@@ -46,7 +46,7 @@ LINEAR = 0.5
 def rounding_error(
     state: State, dtype: str, squared_parameters: Mapping[str, NDArray] | None = None
 ) -> dict[str, NDArray]:
-    """Return the error allowed in each element of `weights`, `heads` and `output` of a layer with scaled dot products.
+    """Return the allowed error of each element of `weights`, `heads` and `output` of a layer with scaled dot products.
 
     Args:
         state: the reference's State, from numbers of `dtype`.

@@ -28,7 +28,7 @@ UNITS = tuple(2.0**-bits for bits in (53, 24, 11, 8))
 
 
 def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int64] | None:
-    """Return the positions (1 or B, L) for which the settings make this table; None if there are none.
+    """Return the positions (1 or B, L) that give this table by these settings; None if there are none.
 
     Args:
         table: cos and sin, (1 or B, L, r / 2), in NumPy.
@@ -65,7 +65,7 @@ def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int
 
 
 def base_in(table: Table, settings: Rotary) -> float | None:
-    """Return the base with which, without a rule, pairs turn as in this table; None if none is found.
+    """Return the base that gives the angles of this table, without a rule; None if none is found.
 
     >>> base_in(tables(Rotary(width=6, base=50.0), np.array([[0, 1]]), length=2), Rotary(width=6))
     50.0
@@ -85,7 +85,7 @@ def base_in(table: Table, settings: Rotary) -> float | None:
 
 
 def in_words(settings: Rotary) -> str:
-    """Return in words the base, and the rule of frequencies if there is one.
+    """Return the base in words, and the rule of frequencies if there is one.
 
     >>> in_words(Rotary(base=5e5)), in_words(Rotary(rule={"rope_type": "linear", "factor": 4.0}))
     ('base 500000 and no rule', "base 10000 and rule 'linear'")

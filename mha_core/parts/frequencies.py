@@ -31,7 +31,7 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FrequencyRule:
-    """A rule that changes the frequencies of `plain`. Its `frequencies` takes theta, r and the sequence's length.
+    """A rule that changes the frequencies of `plain`; its `frequencies` takes theta, r and the sequence's length.
 
     That length is the largest position of the call and its past, plus 1.
 
@@ -74,7 +74,7 @@ class Linear(FrequencyRule):
 class Dynamic(FrequencyRule):
     """A rule with a larger base for sequences longer than in training (NTK-aware scaling; bloc97, 2023).
 
-    Keys of the past keep the angles that they were turned by when they were new.
+    Keys of the past keep the angles that they got when they were new.
     """
 
     NEEDS_LENGTH: ClassVar[bool] = True
@@ -185,7 +185,7 @@ class LongRope(FrequencyRule):
 
 @dataclass(frozen=True)
 class Proportional(FrequencyRule):
-    """A rule by which only the first pairs turn, with the frequencies that they have if all turn (Gemma 4).
+    """A rule that turns the first pairs alone, with the frequencies that they have if all turn (Gemma 4).
 
     >>> Proportional(partial_rotary_factor=0.5).frequencies(10000.0, 8, length=1)[0].round(4)
     array([1. , 0.1, 0. , 0. ])
@@ -212,7 +212,7 @@ def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | 
     """Return the rule of a mapping such as `rope_parameters`, without its `rope_theta`; None for "default".
 
     Raises:
-        SpecError: a name or a field that there is not, or a field that is missing.
+        SpecError: an unknown name or field, or a missing field.
 
     >>> rule_of({"rope_type": "linear", "factor": 4})
     Linear(rope_type='linear', factor=4.0)

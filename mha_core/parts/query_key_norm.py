@@ -36,7 +36,7 @@ class QueryKeyNorm:
         kind: "rms" (arXiv:1910.07467), or "layer", which subtracts the mean first (arXiv:1607.06450).
         scope: whether the mean is over one "head" (Qwen 3), or over "all" heads of a token (OLMo 2).
         order: whether it acts "before" the rotation, or "after" (Hunyuan). Without rotary positions both are the same.
-        eps: is added to the mean square, under the root.
+        eps: the number added to the mean square, under the root.
         offset: 0, or 1 where the arrays hold w - 1 in place of w (Gemma).
         weight: "shared", one (d,) for all heads; "per_head", (H * d,) and (G * d,); or "none". With scope "all",
             "per_head" or "none".
@@ -87,7 +87,7 @@ class QueryKeyNorm:
 
     @classmethod
     def of(cls, given: QueryKeyNorm | Mapping[str, Any] | str | None) -> QueryKeyNorm | None:
-        """Return the settings of a mapping of fields, or of a kind alone; None for none."""
+        """Return the settings from a mapping of fields, or from a kind alone; None for none."""
         if given is None or isinstance(given, QueryKeyNorm):
             return given
         if isinstance(given, str):
@@ -120,7 +120,7 @@ class QueryKeyNorm:
 
     @property
     def start(self) -> float:
-        """Return the number that a new weight has: with it, the product changes nothing."""
+        """Return the first value of a weight, with which the product changes nothing."""
         return 1.0 - self.offset
 
     def weight_shapes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
@@ -141,8 +141,8 @@ class QueryKeyNorm:
 class Normed(NamedTuple):
     """The steps of a norm of x (B, heads, L, d).
 
-    factor: (B, heads or 1, L, 1): 1 / sqrt(variance + eps). unit: (B, heads, L, d): x, centred if "layer", * factor.
-    scale: offset + weight, which broadcasts with it; None without weights. result: unit * scale + bias.
+    factor: (B, heads or 1, L, 1): 1 / sqrt(variance + eps). unit: (B, heads, L, d): x * factor, x centred if "layer".
+    scale: offset + weight, which broadcasts with `unit`; None without weights. result: unit * scale + bias.
     """
 
     factor: NDArray
@@ -172,7 +172,7 @@ def mean_axes(settings: QueryKeyNorm) -> tuple[int, ...]:
 
 
 def by_head(parameter: Any, shape: tuple[Any, ...]) -> Any:
-    """Return a weight or bias (d,) as (d,), or (heads * d,) as (heads, 1, d): it then broadcasts with (B, heads, L, d).
+    """Return a weight or bias so that it broadcasts with (B, heads, L, d): (d,) stays, (heads * d,) is (heads, 1, d).
 
     It may be an array of any framework. With one head, both shapes are (d,).
     """

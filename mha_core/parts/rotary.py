@@ -82,7 +82,7 @@ class Rotary:
 
     @classmethod
     def of(cls, given: Rotary | Mapping[str, Any] | bool | None) -> Rotary | None:
-        """Return the settings of a mapping of fields; True for the defaults; None for False."""
+        """Return the settings from a mapping of fields; the defaults for True; None for False."""
         if given is None or isinstance(given, Rotary):
             return given
         if isinstance(given, bool):
@@ -96,7 +96,7 @@ class Rotary:
         return cls(**given)
 
     def within(self, head_dim: int) -> Rotary:
-        """Return these settings for heads of this width: with `width` filled in. SpecError if they do not fit."""
+        """Return these settings for heads of this width, with `width` filled in. SpecError if they do not fit."""
         width = head_dim if self.width is None else self.width
         if width > head_dim or width % 2:
             raise SpecError(f"rotary.width must be even and at most head_dim={head_dim}. Got {width}.")
@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return the settings that given tables leave open: which channels turn, and in which pairs."""
+        """Return only the settings that matter with given tables: which channels turn, and in which pairs."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property
@@ -123,7 +123,7 @@ class Rotary:
         return rule is None or not rule.NEEDS_LENGTH
 
     def frequencies(self, length: int) -> tuple[NDArray[np.float64], float]:
-        """(r / 2,) inverse frequencies and the attention factor, for a sequence of this length; `width` is known."""
+        """(r / 2,) inverse frequencies and the attention factor, for a sequence of this length; `width` must be set."""
         width, rule = self.width or 0, rule_of(self.rule)
         return (plain(self.base, width), 1.0) if rule is None else rule.frequencies(self.base, width, length)
 

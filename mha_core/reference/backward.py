@@ -43,7 +43,7 @@ def d_kept_weights(state: State) -> NDArray:
 
 
 def d_values(state: State) -> NDArray:
-    """(B, G, Lk, dv): the query heads of one group add up."""
+    """(B, G, Lk, dv): the gradient of the values, summed over the query heads of a group."""
     per_head = state["kept_weights"].swapaxes(-1, -2) @ state["d_heads"]
     return sum_kv_groups(per_head, state.config.num_kv_heads)
 
@@ -54,7 +54,7 @@ def d_weights(state: State) -> NDArray:
 
 
 def d_scores(state: State) -> NDArray:
-    """(B, H, Lq, Lk): softmax backwards; 0 where a key is excluded."""
+    """(B, H, Lq, Lk): the gradient of the scores; 0 where a key is excluded."""
     weighted = np.where(state["allowed"], state["weights"] * state["d_weights"], 0.0)
     row_sum = weighted.sum(axis=-1, keepdims=True)
     return np.where(state["allowed"], weighted - state["weights"] * row_sum, 0.0)
@@ -101,7 +101,7 @@ def d_queries(state: State) -> NDArray:
 
 
 def d_keys(state: State) -> NDArray:
-    """(B, G, Lk, d): the query heads of one group add up."""
+    """(B, G, Lk, d): the gradient of the keys, summed over the query heads of a group."""
     if state.config.score == "additive":
         per_head = state["d_additive_hidden"].sum(axis=2) @ state.parameters["score.key.weight"]
     else:
@@ -125,7 +125,7 @@ def d_score_parameters(state: State) -> dict[str, NDArray]:
 
 
 def d_new_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d): of the keys that are not of the past."""
+    """(B, G, Lk - Lp, d): the gradient of the new keys, without the past."""
     gradient: NDArray = state["d_keys"][:, :, state.sizes.past_len :]
     return gradient
 
@@ -142,7 +142,7 @@ NORMED = {
 def through_norm(state: State, order: str, name: str) -> NormGradients:
     """Return the gradients of a norm's input and parameters.
 
-    The layer must have a query-key norm that acts in this order; this is an assertion.
+    It asserts that the layer has a query-key norm that acts in this order.
 
     Args:
         state: the run so far.
@@ -157,7 +157,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """Return (B, heads, L, d): the gradient of a norm's input if the layer norms in this order, else of its result."""
+    """(B, heads, L, d): the gradient of a norm's input if the layer norms in this order, else of its result."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
@@ -198,7 +198,7 @@ def d_projected_keys(state: State) -> NDArray:
 
 
 def d_projected_values(state: State) -> NDArray:
-    """(B, G, Lk - Lp, dv): of the values that are not of the past."""
+    """(B, G, Lk - Lp, dv): the gradient of the new values, without the past."""
     gradient: NDArray = state["d_values"][:, :, state.sizes.past_len :]
     return gradient
 
@@ -219,12 +219,12 @@ def d_q_proj(state: State) -> NDArray:
 
 
 def d_k_proj(state: State) -> NDArray:
-    """(B, Lk - Lp, G * d): of the keys that are not of the past."""
+    """(B, Lk - Lp, G * d): the gradient of k_proj's output, which has the new keys alone."""
     return merge_heads(state["d_projected_keys"])
 
 
 def d_v_proj(state: State) -> NDArray:
-    """(B, Lk - Lp, G * dv): the gradient of v_proj's output, of the values that are not of the past."""
+    """(B, Lk - Lp, G * dv): the gradient of v_proj's output, which has the new values alone."""
     return merge_heads(state["d_projected_values"])
 
 
@@ -265,7 +265,7 @@ def d_projection_parameters(state: State) -> dict[str, NDArray]:
 
 
 def d_inputs(state: State) -> dict[str, NDArray]:
-    """Return name -> gradient of queries, keys and values, in the shapes in which they were given, and of a past.
+    """Return name -> gradient of queries, keys and values, in the shapes that the caller gave, and of a past.
 
     Gradients are 0 in padding, because the forward direction replaces padding by 0.
     """
@@ -327,7 +327,7 @@ class ByStep(Protocol):
 
 
 def collect_gradients(steps: ByStep) -> dict[str, Any]:
-    """Return name of a gradient, as in a Trace -> its entry in `steps`; the gradients of the inputs come first."""
+    """Return name of a gradient in a Trace -> its entry in `steps`; the gradients of the inputs come first."""
     bias = {} if steps["d_bias"] is None else {"bias": steps["d_bias"]}
     parameters = ("d_projection_parameters", "d_norm_parameters", "d_score_parameters")
     return {**steps["d_inputs"], **bias, **{name: x for step in parameters for name, x in steps[step].items()}}

@@ -50,17 +50,17 @@ def query_inputs(state: State) -> NDArray:
 
 
 def key_inputs(state: State) -> NDArray:
-    """(B, Lk - Lp, Dk): the keys as they are given, 0 where they are padding."""
+    """(B, Lk - Lp, Dk): the given keys, 0 where they are padding."""
     return np.where(new_padding(state), 0.0, state.inputs.keys)
 
 
 def value_inputs(state: State) -> NDArray:
-    """(B, Lk - Lp, Dv): the values as they are given, 0 where they are padding."""
+    """(B, Lk - Lp, Dv): the given values, 0 where they are padding."""
     return np.where(new_padding(state), 0.0, state.inputs.values)
 
 
 def new_padding(state: State) -> NDArray:
-    """Bool (B, Lk - Lp, 1): the padding among the keys that are not of the past."""
+    """Bool (B, Lk - Lp, 1): which of the new keys are padding."""
     return state["padding"][:, state.sizes.past_len :, None]
 
 
@@ -76,7 +76,7 @@ PROJECTED = {
 
 
 def project(state: State, projection: str, x: NDArray) -> NDArray:
-    """(B, L, in) -> (B, L, out): x W^T + b; x as it is in a layer without projections."""
+    """(B, L, in) -> (B, L, out): x W^T + b; x itself in a layer without projections."""
     if not state.config.projections:
         return x
     projected = x @ state.parameters[f"{projection}.weight"].T
@@ -126,7 +126,7 @@ def rotary_tables(state: State) -> Tables | None:
 
 
 def normed(state: State, name: str, x: NDArray) -> Normed | None:
-    """Return the norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
+    """Return the norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without a norm."""
     settings, parameters = state.config.query_key_norm, state.parameters
     if settings is None:
         return None
@@ -173,17 +173,17 @@ def new_keys(state: State) -> NDArray:
 
 
 def keys(state: State) -> NDArray:
-    """(B, G, Lk, d): those of the past, then the new ones."""
+    """(B, G, Lk, d): the keys of the past, then the new ones."""
     return after_past(state, state.inputs.past_keys, state["new_keys"])
 
 
 def values(state: State) -> NDArray:
-    """(B, G, Lk, dv): those of the past, then the new ones."""
+    """(B, G, Lk, dv): the values of the past, then the new ones."""
     return after_past(state, state.inputs.past_values, state["projected_values"])
 
 
 def after_past(state: State, past: NDArray | None, new: NDArray) -> NDArray:
-    """(B, G, Lk, width): the past, 0 where it is padding, then the new keys or values; without a past, the new ones."""
+    """(B, G, Lk, width): the past, with 0 in its padding, then `new`; without a past, `new` alone."""
     if past is None:
         return new
     is_padding = state["padding"][:, None, : state.sizes.past_len, None]
@@ -220,7 +220,7 @@ def capped(state: State) -> NDArray:
 
 
 def cap(state: State, x: NDArray) -> NDArray:
-    """Bound x smoothly by the softcap c: c * tanh(x / c); x as it is without one."""
+    """Return x bounded smoothly by the softcap c: c * tanh(x / c); x itself without a softcap."""
     softcap = state.config.softcap
     return x if softcap is None else softcap * np.tanh(x / softcap)
 
@@ -239,7 +239,7 @@ def weights(state: State) -> NDArray:
 
 
 def softmax(scores: NDArray, allowed: NDArray) -> NDArray:
-    """Return the softmax over the allowed keys, the last axis; 0 elsewhere, and all 0 where no key is allowed."""
+    """Return the softmax over the allowed keys, the last axis; 0 at other keys, and in rows without an allowed key."""
     is_empty = ~allowed.any(axis=-1, keepdims=True)
     open_scores = np.where(allowed, scores, -np.inf)
     highest = open_scores.max(axis=-1, keepdims=True, initial=-np.inf)

@@ -57,9 +57,9 @@ def run_state(
     backward: Mapping[str, Step] | None = None,
     sizes: CallSizes | None = None,
 ) -> State:
-    """Run the pipeline and raise as `run` does, and return the State, which holds the array of every step.
+    """Run the pipeline as `run` does, and return the State, which holds the array of every step.
 
-    Weights and inputs that have been checked for this config, which gave `sizes`, are not checked again.
+    With `sizes`, the result of an earlier check, weights and inputs are not checked again. Raises as `run` does.
     """
     check_numpy()
     if sizes is None:
@@ -93,10 +93,10 @@ _EXACT: Mapping[str, tuple[float, ...]] = {
 
 
 def check_numpy() -> None:
-    """Raise SpecError if a module has replaced NumPy's functions in this process by others that are less exact.
+    """Raise SpecError if a module has replaced functions of NumPy in this process by less exact ones.
 
     The suite runs the reference in processes that import nobody's module. `mha.diagnose`, `mha.capture` and the like
-    run it in the process of the layer that they are given, with all that the layer imports.
+    run it in the process of a layer that somebody else wrote, with all that the layer imports.
     """
     numbers = np.array(_NUMBERS)
     pairs = numbers.reshape(2, 2)

@@ -21,7 +21,7 @@ class State:
 
     Attributes:
         config, inputs, sizes: the layer and the call. Inputs that are split into heads are merged here.
-        parameters: the layer's W and b by name, float64. The step `weights` is something else: the attention weights.
+        parameters: the layer's W and b by name, float64. (The step `weights` holds the attention weights.)
         is_split: whether the caller gave inputs that are split into heads.
         arrays: step -> its result, of the steps that have run; `state[name]` reads it.
     """
@@ -41,7 +41,7 @@ class State:
         return State(self.config, self.parameters, self.inputs, self.sizes, self.is_split, dict(self.arrays))
 
     def heads_of(self, name: str) -> NDArray:
-        """Return the stage `keys` or `values` with each head repeated for the query heads that read it."""
+        """Return the stage `keys` or `values` with each head repeated for all query heads that read it."""
         return repeat_kv_heads(self[name], self.config.num_heads)
 
 

@@ -47,30 +47,24 @@ def test_every_case_is_equal(backend, dtype):
 
 
 SOME = (
-    *(
-        "ragged-square",
-        "grouped-heads",
-        "causal-more-queries",
-        "causal-offset-per-item",
-        "window-causal",
-        "every-source",
-    ),
-    *("bias-excludes", "dropout", "additive-grouped", "square-self-attention", "no-keys", "nan-in-open-key", "softcap"),
-    *("past-padded", "heads-given-split", "blocks-past-the-keys", "blocks-of-uneven-lengths", "blocks-in-training"),
-    *("decoding-step-in-parts", "softcap-windowed", "rotary-last-interleaved", "query-key-norm-after"),
+    *("every-source", "causal-offset-per-item", "nan-in-open-key", "additive-grouped", "softcap-windowed", "no-keys"),
+    *("heads-given-split", "blocks-of-uneven-lengths", "blocks-in-training", "decoding-step-in-parts"),
+    *("rotary-last-interleaved", "query-key-norm-after"),
 )
+"""By day: of each feature that blocks meet, the case that has most of the others."""
 
 
+# How NumPy's arrays go in and come out is the same on each path; the releases of PyTorch and TensorFlow are the same
+# there, and so is what they compute in blocks.
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_some_cases_are_equal_in_blocks(backend):
     results = [judged(case, backend, "blocks", "float32") for case in select(SOME)]
     assert not [failure_text(result) for result in results if result.status != "equal"]
     assert {name for result in results for name in result.judged if "." not in name} == {"output"}
 
 
-# How NumPy's arrays go in and come out is the same on each path; the releases of PyTorch and TensorFlow are the same
-# there, and so is what they compute in blocks.
 @pytest.mark.nightly("every case is equal on each path, in each dtype")
-@pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.same_on_newest_of("torch", "tf")  # as above
 @pytest.mark.parametrize(
     ("path", "dtype"),
     [("fast", "float32"), ("fast", "float64"), ("blocks", "float64"), ("blocks", "float32")],
@@ -85,7 +79,10 @@ def test_every_case_is_equal_in_blocks(backend, path, dtype):
 HALF = ("ragged-square", "prime", "grouped-heads", "every-source", "dropout", "additive", "nan-in-padding", "no-keys")
 
 
-@pytest.mark.nightly("half precision is within its bound on each path", every=3)
+@pytest.mark.nightly(
+    "half precision is within its bound on each path",
+    but=("jax-None-float16", "mxnet-None-float16", "tf-fast-bfloat16", "torch-blocks-float16"),
+)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("path", PATHS)
 def test_half_precision_where_a_backend_has_it(backend, path, dtype):
@@ -98,12 +95,13 @@ def test_half_precision_where_a_backend_has_it(backend, path, dtype):
     assert not failures, "\n".join(failures)
 
 
-def test_trained_layers_give_what_the_original_gave(backend):
+@pytest.mark.nightly("trained layers give what the original gave", every=2)
+@pytest.mark.parametrize(("dtype", "most"), [("float64", 1e-13), ("float32", 1e-5)])
+def test_trained_layers_give_what_the_original_gave(backend, dtype, most):
     for case in select(("trained-*",)):
-        for dtype, most in (("float64", 1e-13), ("float32", 1e-5)):
-            recorded = judged(case, backend, None, dtype).recorded
-            assert set(recorded) == {"weights", "heads", "output"}
-            assert max(recorded.values()) < most, (case.id, dtype, recorded)
+        recorded = judged(case, backend, None, dtype).recorded
+        assert set(recorded) == {"weights", "heads", "output"}
+        assert max(recorded.values()) < most, (case.id, dtype, recorded)
 
 
 @pytest.mark.nightly("the caller's arrays stay", every=3)

@@ -103,6 +103,7 @@ def test_a_subject_that_hangs_fails_its_test(run):
     assert "2 failed" in output
 
 
+@pytest.mark.nightly("a subject that harms its process fails its test", every=2)
 @pytest.mark.parametrize("apart", [("--mha-apart",), ("--mha-python", f"mine={sys.executable}")])
 def test_a_subject_apart_that_ends_its_process_fails_its_test(run, apart):
     code, output = run("--mha-subject", "mine:ends", *apart, "--mha-dtype", "float64", *CASES)
@@ -156,6 +157,7 @@ def test_dtypes_that_the_subject_lacks_are_listed_also_when_quiet(run):
     assert "ERROR: nothing to run:" in output
 
 
+@pytest.mark.nightly("bad options end the run before any test", every=4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

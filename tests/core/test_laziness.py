@@ -25,21 +25,29 @@ def modules_after(code: str) -> list[str]:
     return output.splitlines()[-1].split()
 
 
+OF_OURS = pytest.mark.same_on_newest
+"""What is imported is said by our own modules, whatever a framework's release is."""
+
+
+@OF_OURS
 @pytest.mark.parametrize("what", IMPORTS)
 def test_no_framework_is_imported(what):
     loaded = modules_after(IMPORTS[what])
     assert not set(FRAMEWORKS) & set(loaded)
 
 
+@OF_OURS
 def test_the_core_needs_numpy_and_safetensors_alone():
     """`click` and `rich` belong to the command, not to the definition."""
     assert not {"click", "rich"} & set(modules_after(IMPORTS["the core"]))
 
 
+@OF_OURS
 def test_help_does_not_even_need_numpy():
     assert "numpy" not in modules_after(IMPORTS["help"])
 
 
+@pytest.mark.nightly("a backend imports its framework alone", but=("jax-jax",))
 @pytest.mark.parametrize(("name", "own"), [("torch", "torch"), ("jax", "jax")])
 def test_one_backend_imports_one_framework(name, own, backend_names):
     if name not in backend_names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 
 import pytest
@@ -57,22 +58,35 @@ def test_ten_worst_traps_lead_to_their_cards(browser, site):
     assert browser.run("return arguments[0].every(link => document.querySelector(link))", links)
 
 
-def test_print_shows_all_tabs_and_predictions(browser, site):
+def test_print_shows_the_chosen_framework_and_predictions(browser, site):
     browser.open(site / "softmax.html", 1440)
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         hidden = "return [...document.querySelectorAll(arguments[0])].filter(e => !e.checkVisibility()).length"
-        for part in (".sd-tab-content", ".sd-tab-set > label", "details .sd-card-text, details p"):
+        shown = "input:checked + label, input:checked + label + .sd-tab-content"
+        for part in (shown, "details .sd-card-text, details p"):
             assert browser.run("return document.querySelectorAll(arguments[0]).length", part) > 0, part
             assert browser.run(hidden, part) == 0, part
         assert not browser.run("return document.querySelector('.skip-to-content').checkVisibility()")
-        order = browser.run(
-            "return [...document.querySelector('.sd-tab-set').querySelectorAll('label, .sd-tab-content')]"
-            ".map(e => e.getBoundingClientRect().top)"
-        )
-        assert order == sorted(order), "each label stands over its own tab"
+        sets = browser.run("return document.querySelectorAll('.sd-tab-set').length")
+        assert browser.run(hidden, ".sd-tab-content") == 4 * sets, "one of five"
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+@pytest.mark.parametrize("page", [lesson.page for lesson in COURSE])
+def test_a_lesson_is_six_printed_pages_at_most(browser, site, page):
+    browser.open(site / f"{page}.html", 1440)
+    made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
+    pages = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(made["data"])))
+    assert 1 <= pages <= 6
+
+
+def test_lessons_have_their_numbers_in_the_sidebar(browser, site):
+    browser.open(site / "start.html", 1440)
+    style = "return [...document.querySelectorAll('.sidebar-tree > ul:first-of-type > li > a')]"
+    found = browser.run(style + ".map(e => getComputedStyle(e, '::before').content)")
+    assert [one.startswith("counter(lesson)") for one in found] == [False, *[True] * len(COURSE)]
 
 
 def figures(browser, site, page):

@@ -12,6 +12,7 @@ import pytest
 
 from _data import pyodide
 from _ext.lessons.course import COURSE
+from mha.learn.exercise import NUMPY
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import answered, code_of
 from mha.learn.handout.sources import answer
@@ -30,7 +31,11 @@ pytestmark = [
 SECONDS = 300.0
 """That a verdict may take on a machine that does much else."""
 
-PAGES = {one.page: (*one.exercises, *one.extra) for one in COURSE if one.exercises or one.extra}
+PAGES = {
+    one.page: [name for name in (*one.exercises, *one.extra) if exercise(name).dialect == NUMPY]
+    for one in COURSE
+    if one.exercises or one.extra
+}
 
 FOLD = "const fold = document.querySelector(`[data-name=${arguments[0]}]`), code = fold.querySelector('textarea');"
 WRITE = f"{FOLD} fold.open = true; code.value = arguments[1]; code.dispatchEvent(new Event('input'))"

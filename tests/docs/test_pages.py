@@ -82,8 +82,10 @@ def test_the_phrase_book_of_layers_has_every_statement_and_every_pair(site):
             assert len(mine) == 1, (native.id, concept)
             for line in [*lines_of(native, concept), words_of(native, concept)]:
                 assert line in mine[0], (native.id, concept, line)
-            for entry in warnings_of(native, concept):
+            warned = warnings_of(native, concept)
+            for entry in warned:
                 assert f'"traps.html#{entry.id}"' in mine[0], (native.id, concept)
+            assert mine[0].partition("<details>")[0].count("traps.html#") == min(len(warned), 2), (native.id, concept)
     pairs = [pair for found in re.findall(r'data-pairs="([^"]*)"', page) for pair in found.split()]
     assert sorted(pairs) == sorted(f"{old}/{new}" for old, new in permutations(NATIVES, 2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from functools import partial
+from xml.etree import ElementTree
 
 import nbformat
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from sphinx.errors import ExtensionError
 
 from _ext import run
+from _ext.figures.base import DOWNLOAD, LICENCE, to_file
 from _ext.figures.plots import PLOTS, plot
 from _ext.lessons.course import COURSE, Lesson, above, below, extra, named
 from _ext.lessons.course import markdown as table_of_course
@@ -59,6 +61,24 @@ def test_a_figure_has_text_and_the_same_bytes_each_time(lesson):
     assert drawn.count("currentColor") > 10
     assert "#000000" not in drawn
     assert "<td>" in drawn  # the table beside it
+    assert not re.search("darker|lighter", drawn)  # it is the other way round in the dark
+
+
+def test_a_figure_is_a_file_with_its_licence():
+    file = to_file(run.figure_of("kernel"))
+    root = ElementTree.fromstring(file)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root[0].text == LICENCE == "mha-parity, Apache-2.0"
+    assert "currentColor" not in file
+    page = run.markdown("kernel")
+    assert page.count('href="_downloads/kernel.svg" download>SVG</a> (mha-parity, Apache-2.0)') == 1
+    assert DOWNLOAD not in page
+
+
+def test_a_search_knows_the_lessons():
+    """It has them before other pages that have the words in their text alone."""
+    listed = (run.RECORDED.parents[1] / "_ext" / "scorer.js").read_text("utf-8").partition("]")[0]
+    assert re.findall(r'"([\w-]+)"', listed) == [lesson.page for lesson in COURSE]
 
 
 def test_a_figure_shows_the_arrays():

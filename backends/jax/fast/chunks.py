@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
-    """Return how much is computed at once, so that it fits the budget.
+    """Return how many queries, groups and items to compute at once within the budget.
 
     Queries: as many as fit. Groups: all of an item's if they fit, else one. Items: all if they fit, else one.
     """
@@ -46,7 +46,7 @@ def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> 
 
 
 def in_chunks(compute: Compute, chunks: Chunks, floats: Floats) -> Array:
-    """Return what `compute({}, floats)` gives for a whole call; it is computed one chunk after the other."""
+    """Return the result of `compute({}, floats)` for a whole call, computed chunk by chunk."""
     compute = partial(_in_a_loop, compute, (QUERIES,), chunks.queries)  # the innermost
     # The gradient of a bias of all items or of all groups is a sum over the others: these have a loop of their own.
     mixed = floats.bias is not None and floats.bias.shape[:2] not in ((1, 1), floats.queries.shape[:2])

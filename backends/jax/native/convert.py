@@ -174,13 +174,13 @@ def from_linen(
 
     Args:
         layer, variables: as `layer.apply` takes them.
-        probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
-            what its weights say: a subclass or a custom function (attention_fn, qkv_dot_general) can change that. With
-            False it is not run.
+        probe: whether to check, by a few small calls in its own dtype, that the layer computes what its weights say. A
+            subclass or a custom function (attention_fn, qkv_dot_general) can change that.
 
     Raises:
-        SpecError: the layer normalises queries and keys or decodes, which canonical weights can't say; the variables do
-            not fit it; or, unless probe=False, it computes something else or can't be run (as while JAX traces).
+        SpecError: the layer normalises queries and keys, or decodes: canonical weights can't express these; the
+            variables do not fit it; or, unless probe=False, it computes something else or can't be run (as while JAX
+            traces).
     """
     _refuse(layer, normalize_qk=False, decode=False)
     config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)
@@ -238,7 +238,7 @@ def to_nnx(
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Return config and canonical weights of an nnx layer, as read-only NumPy copies.
 
-    `probe` and errors are those of `from_linen`. The layer itself stays as it is: a copy is run.
+    `probe` and errors are those of `from_linen`. The probe runs a copy of the layer.
     """
     _refuse(layer, normalize_qk=False, decode=False)
     params = trees.pure_dict(nnx.state(layer, nnx.Param))
@@ -282,8 +282,8 @@ def from_d2l(
         probe: as in `from_linen`.
 
     Raises:
-        SpecError: the variables do not fit the layer; or, unless probe=False, the layer computes something else than
-            they say, or can't be run.
+        SpecError: the variables do not fit the layer; or, unless probe=False, the layer computes something else, or
+            can't be run.
     """
     config, weights = D2L.read(_arrays_of(variables), num_heads=layer.num_heads)
     for projection in PROJECTIONS:

@@ -44,7 +44,7 @@ def is_probing() -> bool:
 
 
 def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """Raise SpecError unless a linen layer (inputs_q, inputs_k, inputs_v) computes by its variables."""
+    """Raise SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
     own, cross = layer.clone(parent=None), not isinstance(layer, nn.SelfAttention)
     # It may be said to the layer or in the call, and not in both.
     told: dict[str, Any] = {"deterministic": True} if layer.deterministic is None else {}
@@ -57,7 +57,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless an nnx layer (inputs_q, inputs_k, inputs_v) computes by its weights. A copy is run."""
+    """Raise SpecError unless an nnx layer called (inputs_q, inputs_k, inputs_v) computes what its weights say."""
     graph, state = nnx.split(layer)
 
     def program(state: Any, mask: Array | None, *inputs: Array) -> Any:
@@ -70,7 +70,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """Raise SpecError unless a linen layer (queries, keys, values, valid_lens) computes by its variables."""
+    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its variables say."""
     own = layer.clone(parent=None)
 
     def program(variables: Any, lens: Array | None, *inputs: Array) -> Any:

@@ -161,7 +161,7 @@ _identity.defvjp(_identity_forward, _identity_backward)
 
 
 def valued(value: Any) -> Any:
-    """Return the array behind a tracer of `jax.grad` or `jax.vjp`; all else as it is. SpecError for other tracers."""
+    """Return the array behind a tracer of `jax.grad` or `jax.vjp`; other values unchanged, other tracers: SpecError."""
     if not isinstance(value, jax.core.Tracer):
         return value
     seen: list[Any] = []

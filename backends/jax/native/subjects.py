@@ -36,7 +36,7 @@ from mha_core.weights import Weights
 
 
 class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
-    """flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
+    """A subject: flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
 
     name = "flax.linen.MultiHeadDotProductAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)
@@ -104,7 +104,7 @@ def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
 
 
 class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
-    """A subject: flax.nnx.MultiHeadAttention with sow_weights=True. It shows the weights, and computes otherwise."""
+    """A subject: flax.nnx.MultiHeadAttention with sow_weights=True, which shows the weights and computes otherwise."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True
@@ -206,7 +206,7 @@ class LinenDotProductAttentionSubject(_OperationSubject):
 
 
 class DotProductAttentionSubject(_OperationSubject):
-    """jax.nn.dot_product_attention with the whole mask as `mask`."""
+    """A subject: jax.nn.dot_product_attention with the whole mask as `mask`."""
 
     name = "jax.nn.dot_product_attention"
     capabilities = OPERATION.but("past", without=("value_head_dim",))
@@ -262,7 +262,7 @@ class DotProductAttentionWindowSubject(_OwnWordsSubject):
 
 
 class DotProductAttentionLengthsSubject(_OwnWordsSubject):
-    """jax.nn.dot_product_attention(key_value_seq_lengths=...)."""
+    """A subject: jax.nn.dot_product_attention(key_value_seq_lengths=...)."""
 
     name = "jax.nn.dot_product_attention (key_value_seq_lengths)"
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 
 def pure_dict(state: Any) -> dict[Any, Any]:
-    """Return what `flax.nnx.state` gives as nested dicts: name -> array, or name -> dict.
+    """Return the result of `flax.nnx.state` as nested dicts: name -> array, or name -> dict.
 
     >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> {name: array.shape for name, array in pure_dict(nnx.state(layer)).items()}

@@ -21,9 +21,8 @@ from mha_core.config import AttentionConfig
 class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
-    scale: the factor of a dot product.
-    vector: (S,), the vector w of the additive score; its queries A q and keys C k have width S. None: a dot product.
-    softcap: c in c * tanh(x / c); None without one.
+    scale: the factor of a dot product. vector: (S,), w of the additive score, whose operands are A q and C k of width
+    S; None for a dot product. softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -46,7 +45,7 @@ def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
 
 
 def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
-    """Return what `after_past` does, but in two parts, so that nothing is copied. One part: with `join`, or no past."""
+    """Return the parts that `after_past` joins: the past and the new. One part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -56,7 +55,7 @@ def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple
 
 
 def joined(parts: tuple[Array, ...]) -> Array:
-    """Return (B, G, Lk, width): the parts (B, G, L, width) one after the other; a single part as it is."""
+    """Return (B, G, Lk, width): the parts (B, G, L, width) one after the other."""
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
 
 

@@ -103,9 +103,9 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """Return a NumPy array, or a list of JAX arrays, as a JAX array in `dtype` or its own dtype.
+    """Return a JAX array of `dtype` (None: of its own dtype) made from a NumPy array or a list of JAX arrays.
 
-    Anything else comes back as it is, also arrays that `mha_core` refuses, or that JAX would narrow.
+    Anything else is returned unchanged, and so are arrays that `mha_core` refuses or JAX would narrow.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return jnp.asarray(array)

@@ -27,9 +27,9 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 class Mask(struct.PyTreeNode):
     """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
 
-    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree.
-    first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
-        and window leave to a query. `first` is None where it is 0 for all.
+    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree. first,
+    stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff first <= j <
+    stop. `first` is None where it is 0 for all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -65,10 +65,10 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
 
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
-    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
+    """Return the Mask of a call, after checking the whole call against the layer's spec.
 
     Args:
-        call: as `placed` gives it.
+        call: the result of `placed`.
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
@@ -106,7 +106,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -160,7 +160,7 @@ def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
 
 
 def cut(array: Array, block: Block) -> Array:
-    """Return the part for a block of an array that broadcasts to (B, H, Lq, Lk)."""
+    """Return a block's part of an array that broadcasts to (B, H, Lq, Lk)."""
     return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
 
 

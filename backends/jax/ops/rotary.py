@@ -34,7 +34,7 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
     """Return the tables (cosine and sine) for the positions of queries and of new keys.
 
     Args:
-        call: as `placed` gives it, and checked.
+        call: the checked result of `placed`.
         settings: the layer's rotary settings; None gives no tables.
         dtype: the dtype of the tables, which must be the dtype of the projected queries and keys.
 

@@ -29,11 +29,11 @@ class DotScore:
         return dot_score(queries, keys, self.scale, precision=self.precision)
 
     def operands(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-        """Return queries, and keys in their parts, as they are."""
+        """Return queries and parts of keys unchanged."""
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(self.scale)
 
 
@@ -59,9 +59,9 @@ class AdditiveScore(nn.Module):
         return additive_score(self.query(queries), self.key(keys), self.vector, precision=self.precision)
 
     def operands(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-        """Return A q (B, H, Lq, S), and C k (B, G, Lk, S) in parts, computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and the parts of C k (B, G, Lk, S), computed once for all blocks."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(vector=self.vector)

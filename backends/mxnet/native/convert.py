@@ -82,9 +82,8 @@ def from_native(
         layer: a block whose parameters have the names of a layout, such as W_q.weight.
         layout: one of LAYOUTS. Default: the one whose names the parameters have.
         num_heads: H. Default: the layer's own `num_heads`.
-        probe: whether the block is run, a few small calls in its own dtype, to see that it computes what its weights
-            say: the names of its parameters prove little. Hooks run too. The block is left as it was. With False it is
-            not run.
+        probe: whether to check, by a few small calls in its own dtype, that the block computes what its weights say;
+            the names of its parameters prove little. Hooks run too. The block is left as it was.
 
     Raises:
         SpecError: the parameters fit no layout, have no size yet, or are not finite; the number of heads is not known;

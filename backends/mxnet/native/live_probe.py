@@ -26,7 +26,7 @@ Call = Callable[[Any, AttentionConfig, AttentionInputs, ToArray], Any]
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a block computes what its weights say. It is called as its `forward` names arguments."""
+    """Raise SpecError unless a block computes what its weights say. Its arguments are named as in its `forward`."""
     name = type(block).__name__
     told = _arguments(block)
     found = next((way for way in WAYS if told[: len(way)] == way), None)

@@ -15,7 +15,7 @@ from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
-    """Return what keeps a block beyond its call: the block itself."""
+    """Return an object that keeps a block beyond its call: here the block itself."""
     return block
 
 
@@ -69,7 +69,7 @@ def called(held: mx.gluon.Block) -> Callable[..., Any]:
 
 @mx.util.use_np
 def to_native(array: NDArray, dtype: str | None) -> Any:
-    """Return the array as an mx.np array; floating-point numbers are cast to `dtype`, unless it is None."""
+    """Return the array as an mx.np array, with floating-point numbers cast to `dtype` unless it is None."""
     return mx.np.array(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else array.dtype)
 
 

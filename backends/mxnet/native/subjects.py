@@ -151,7 +151,7 @@ class DenseAttentionSubject(FoldedSubject):
 
 
 class InterleavedSubject(GluonSubject):
-    """The interleaved operators, called as Sockeye does: time-major, with lengths in the softmax and all else a bias.
+    """A base of two subjects: the interleaved operators, called as Sockeye does, time-major.
 
     A case has different inputs for queries, keys and values, but the layer has one matrix for several of them. So the
     whole matrix is applied to each input, and the rows of that input's projection are taken. If all inputs are the
@@ -162,9 +162,9 @@ class InterleavedSubject(GluonSubject):
     capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
-        """Return valid_lens as lengths, int32 (B * H, Lq), and all else as a bias (B * H, Lq, Lk).
+        """Return valid_lens as lengths, int32 (B * H, Lq), and all other sources as a bias (B * H, Lq, Lk).
 
-        Either is None if there is nothing to say.
+        Either is None without such a source.
         """
         heads, (batch, query_len) = config.num_heads, inputs.queries.shape[:2]
         mask = inputs.mask

@@ -22,9 +22,8 @@ _tanh = operator("Activation", act_type="tanh")
 class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
-    scale: the factor of a dot product.
-    vector: (S,), the vector w of the additive score; its queries A q and keys C k have width S. None: a dot product.
-    softcap: c in c * tanh(x / c); None without one.
+    scale: the factor of a dot product. vector: (S,), w of the additive score, whose operands are A q and C k of width
+    S; None for a dot product. softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -50,7 +49,7 @@ def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return what `after_past` does, but in two parts, so that nothing is copied. One part: with `join`, or no past."""
+    """Return the parts that `after_past` joins: the past and the new. One part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -97,7 +96,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """Return what `cap` gives; and tanh(similarity / c), which `cap_gradient` needs, or None without a softcap."""
+    """Return the result of `cap`, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -107,7 +106,7 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the gradient of the similarity, given the capped one's. `tanh` is the second result of `cap_and_tanh`."""
+    """Return the gradient of the similarity from that of the capped one. `tanh`: second result of `cap_and_tanh`."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 

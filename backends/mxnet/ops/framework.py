@@ -32,7 +32,7 @@ def has_distutils() -> bool:
 
 
 def check_preconditions() -> None:
-    """Raise BackendError if MXNet is installed beside packages with which it can't be imported."""
+    """Raise BackendError if MXNet can't be imported with other packages that are installed."""
     if int(numpy_version().split(".")[0]) >= 2:
         raise BackendError(
             f"MXNet 1.9.1 runs on numpy < 2. Got numpy {numpy_version()}. Install another with: pip install 'numpy<2'"
@@ -104,10 +104,10 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """Return a legacy array with its gradient, a NumPy array, or a list of arrays as an mx.np array on `ctx`.
+    """Return an mx.np array on `ctx` made from a legacy array with its gradient, a NumPy array, or a list of arrays.
 
-    The new array has `dtype`; with None, it keeps its dtype. Anything else comes back as it is, also arrays that
-    `mha_core` refuses, or whose dtype MXNet lacks.
+    `dtype` None: its own dtype. Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or
+    whose dtype MXNet lacks.
     """
     if isinstance(array, mx.nd.NDArray):
         return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)
@@ -119,7 +119,7 @@ def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
 
 
 def numbers(array: Any) -> Any:
-    """Return integers in NumPy if they are an MXNet array; anything else as it is."""
+    """Return an MXNet array of integers as a NumPy array; anything else unchanged."""
     return to_numpy(array) if isinstance(array, mx.nd.NDArray) else array
 
 

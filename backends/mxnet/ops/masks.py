@@ -76,10 +76,10 @@ def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
 
 @mx.util.use_np
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
-    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
+    """Return the Mask of a call, after checking the whole call against the layer's spec.
 
     Args:
-        call: as `placed` gives it.
+        call: the result of `placed`.
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
@@ -107,7 +107,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -150,7 +150,7 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
-    """Return the part for a block of an array that broadcasts to (B, H, Lq, Lk)."""
+    """Return a block's part of an array that broadcasts to (B, H, Lq, Lk)."""
     return array[place(block, array.shape)]
 
 

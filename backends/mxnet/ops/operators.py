@@ -24,8 +24,8 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
     """Return a function of mx.np arrays that runs the operator of MXNet with this name.
 
-    Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into. It is faster
-    than MXNet's own function, which encodes all attributes again in every call.
+    Keywords of a call are further attributes; `out` is the array, or the list of arrays, to write into. MXNet's own
+    function is slower, because it encodes all attributes in every call.
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
@@ -94,8 +94,8 @@ def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
     """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
 
-    It takes the place of mx.autograd.Function, which stops at the first input that needs no gradient, and overwrites
-    gradients that should be added to. `backward` runs in a thread of MXNet, which has settings of its own.
+    mx.autograd.Function would stop at the first input that needs no gradient, and overwrite gradients in place of
+    adding to them. `backward` runs in a thread of MXNet, which has settings of its own.
     """
     if not mx.autograd.is_recording():
         return

@@ -21,7 +21,7 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
     """Return the tables (cosine, sine) for queries and for new keys, with the queries' dtype and context.
 
     Args:
-        call: as `placed` gives it, and checked.
+        call: the checked result of `placed`.
         settings: the layer's rotary settings; None gives no tables.
 
     Raises:

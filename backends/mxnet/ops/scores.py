@@ -25,11 +25,11 @@ class DotScore:
     def operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...]
     ) -> tuple[mx.np.ndarray, tuple[mx.np.ndarray, ...]]:
-        """Return queries, and keys in their parts, as they are."""
+        """Return queries and parts of keys unchanged."""
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(self.scale)
 
 
@@ -60,9 +60,9 @@ class AdditiveScore(mx.gluon.Block):
     def operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...]
     ) -> tuple[mx.np.ndarray, tuple[mx.np.ndarray, ...]]:
-        """Return A q (B, H, Lq, S), and C k (B, G, Lk, S) in parts, computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and the parts of C k (B, G, Lk, S), computed once for all blocks."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(vector=self.vector.data())

@@ -28,10 +28,10 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """A division of queries: `count` blocks of `size`, and one of the `rest`; tensors where tracing knows no numbers.
+    """A division of queries into `count` blocks of `size` and one of the `rest`: tensors if unknown while tracing.
 
-    bands: how many loops to put the blocks in, one after the other, each with only the keys that its queries need;
-        0 to write the blocks out if their number is known.
+    bands: the number of loops over blocks, one after the other, each with only the keys that its queries need; 0 for no
+        loop if the number of blocks is known.
     """
 
     size: Any
@@ -99,7 +99,7 @@ class Chunk(NamedTuple):
         return Chunk(items, kv_heads, self.blocks)
 
     def written_out(self) -> Chunk:
-        """Return the same chunk with no block in a loop, if the number of its blocks is known."""
+        """Return the same chunk without a loop over blocks, if their number is known."""
         return self._replace(blocks=self.blocks._replace(bands=0))
 
     @property
@@ -109,7 +109,7 @@ class Chunk(NamedTuple):
         return items, kv_heads
 
     def block(self, group: int) -> Part:
-        """Return a block of all scores of the chunk, where `group` query heads read one key head."""
+        """Return the chunk as a part of all scores, where `group` query heads read one key head."""
         return Block(self.items, None if self.kv_heads is None else self.kv_heads.times(group), None, None)
 
 
@@ -127,7 +127,7 @@ def chunks_of(
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
         mask: the mask of the call, with its bias as it goes into the blocks.
-        bytes_per_score: bytes that are held for one score.
+        bytes_per_score: the bytes held for one score.
         block: how many queries a block has. None: as many as the budget has room for.
     """
     batch, num_heads, query_len, _ = shape_of(queries)
@@ -159,7 +159,7 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """Return one array from the arrays of all chunks: they are put side by side, or added where the array broadcasts.
+    """Return one array from the arrays of all chunks, put side by side, or added along axes of size 1.
 
     Args:
         parts: a list for each span of items; each list has an array for each span of key heads.
@@ -203,7 +203,7 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
 
 
 def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Return the parts one after the other on this axis; a single one as it is."""
+    """Return the parts one after the other on this axis."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

@@ -49,7 +49,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward pass of one call, without its `Floats`; so the mask has no bias, which is in these."""
+    """The forward and backward pass of one call. They take its `Floats`, which have the bias; the mask has none."""
 
     score: Score
     mask: Mask
@@ -57,7 +57,7 @@ class Passes:
     chunks: list[list[Chunk]]
 
     def written_out(self) -> Passes:
-        """Return the same with no block in a loop, if the number of blocks is known."""
+        """Return the same passes without loops over blocks, if the number of blocks is known."""
         return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
 
     def forward(self, floats: Floats) -> Rows:

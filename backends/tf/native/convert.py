@@ -41,7 +41,7 @@ def to_native(
     dtype: str | tf.DType | None = None,
     **options: Any,
 ) -> keras.Layer:
-    """Return somebody else's layer, built, that holds copies of these weights. Python's random state stays as it was.
+    """Return a layer of Keras or d2l.ai, built, that holds copies of these weights. Python's random state stays.
 
     Keras's layers are called (query, value, key): name the arguments.
 
@@ -54,7 +54,7 @@ def to_native(
         options: what else the layer takes, such as `sliding_window` and `name`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or the layout is of no layer here.
+        SpecError: such a layer can't hold these weights, or no layer here has this layout.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, key_dim=5, head_dim=4, value_head_dim=7)
@@ -85,9 +85,8 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
 
     Args:
         layer: one of those in LAYOUT_OF, built.
-        probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
-            what its weights say: a subclass, a replaced `call`, an adapter (LoRA) may have it compute something
-            else. It is left as it was. With False it is not run.
+        probe: whether to check, by a few small calls in its own dtype, that the layer computes what its weights say. A
+            subclass, a replaced `call` or an adapter (LoRA) can change that. The layer is left as it was.
 
     Raises:
         SpecError: it is no such layer, has not been built, computes something else (a gate, several attention

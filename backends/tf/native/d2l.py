@@ -59,8 +59,8 @@ class D2lDotProductAttention(keras.Layer):
 class D2lMultiHeadAttention(keras.Layer):
     """Multi-head attention of d2l.ai: `num_hiddens` wide, masked by valid_lens alone.
 
-    The constructor's first three arguments are the book's, which does not use them: a Dense layer
-    learns its input's width from its first call.
+    The constructor's first three arguments are the book's, and unused: a Dense layer learns its input's width from its
+    first call.
 
     >>> layer = D2lMultiHeadAttention(100, 100, 100, 100, 5, 0.5)
     >>> layer(tf.ones((2, 4, 100)), tf.ones((2, 6, 100)), tf.ones((2, 6, 100)), tf.constant([3, 2])).shape

@@ -84,7 +84,7 @@ def _check(
 
 
 def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return (B, H, Lq, Lk) as (B, Lq, Lk), which Keras documents, if all heads agree; else as it is.
+    """Return a mask (B, H, Lq, Lk) as (B, Lq, Lk), which Keras documents, if all heads agree; else unchanged.
 
     >>> per_item(np.ones((2, 3, 4, 5), bool)).shape
     (2, 4, 5)

@@ -23,12 +23,12 @@ def layers_in(target: Any) -> list[keras.Layer]:
 
 
 def hold(layer: Any) -> Any:
-    """Return what keeps a layer beyond its call: the layer itself."""
+    """Return an object that keeps a layer beyond its call: here the layer itself."""
     return layer
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Return every weight in a layer by its path in it; the path gets a number if another weight has the same."""
+    """Return every weight in a layer by its path in it; weights with the same path get numbers."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -49,7 +49,7 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Return False: a Keras layer is told in the call whether it draws random numbers, and `capture` looks there."""
+    """Return False: Keras says in the call whether a layer draws random numbers, and `capture` looks there."""
     return False
 
 
@@ -60,7 +60,7 @@ def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the layer with its variables and its policy in `dtype`; they are put back after."""
+    """Return a context that gives the layer with its variables and policy in `dtype`, which are put back afterwards."""
     layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
     variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
     policy = keras.dtype_policies.DTypePolicy(dtype)
@@ -108,14 +108,14 @@ def pulled(
     inputs: Mapping[Any, tf.Tensor],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run a layer forward and backward by itself.
+    """Run one layer forward and backward. Return its outputs, and the gradients of inputs and parameters.
 
     Args:
         held: the layer.
-        dtype: the dtype of its variables meanwhile; None: their own.
-        call: (the layer as a function, inputs) -> its outputs by place.
-        inputs: the inputs, by which it is differentiated.
-        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
+        dtype: the dtype that its variables have in this run; None: their own.
+        call: (the layer as a function, inputs) -> place -> output.
+        inputs: place -> input. Their gradients are computed.
+        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         leaves = {place: tf.identity(one) for place, one in inputs.items()}

@@ -39,7 +39,7 @@ Tensors = Mapping[str, tf.Tensor]
 
 
 class TfSubject(NativeSubject):
-    """Base of TensorFlow's subjects: runs a layer and a gradient tape, with NumPy arrays in and out."""
+    """A base of TensorFlow's subjects. It runs a layer and a gradient tape, with NumPy arrays in and out."""
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> Any:
@@ -96,7 +96,7 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Return whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
+    """Return whether some query may attend to a key that is NaN, or is NaN itself: its scores are then NaN.
 
     In such a row a float32 softmax gives 0 with oneDNN, which TensorFlow uses on processors that suit it,
     and NaN without oneDNN. No case can list that; the deviation is `keras-softmax-hides-nan`.
@@ -131,7 +131,7 @@ class _LayerSubject(TfSubject):
 
 
 class MultiHeadAttentionSubject(_LayerSubject):
-    """keras.layers.MultiHeadAttention: without dropout it runs the fused path, keras.ops.dot_product_attention.
+    """A subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
 
     With a dropout rate, even outside training, the layer runs its own softmax instead.
 
@@ -154,14 +154,14 @@ class MultiHeadAttentionSubject(_LayerSubject):
 
 
 class MultiHeadAttentionScoresSubject(MultiHeadAttentionSubject):
-    """`return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.MultiHeadAttention (return_attention_scores)"
     scores = True
 
 
 class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
-    """keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
+    """A subject: keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
 
     name = "keras.layers.GroupQueryAttention"
     layout = "keras-gqa"
@@ -175,7 +175,7 @@ class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
 
 
 class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
-    """`return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.GroupQueryAttention (return_attention_scores)"
     scores = True
@@ -196,7 +196,7 @@ def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str,
 
 
 class DotProductAttentionSubject(TfSubject):
-    """keras.ops.dot_product_attention on (B, L, heads, width), between plain products with the weights."""
+    """A subject: keras.ops.dot_product_attention on (B, L, heads, width), between plain products with the weights."""
 
     name = "keras.ops.dot_product_attention"
     capabilities = OPERATION
@@ -249,7 +249,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for any mask that is lengths."""
+    """A subject: d2l.ai's layer. Its only mask is valid_lens: (B,), or (B, Lq) for any mask that is lengths."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

@@ -19,9 +19,8 @@ from mha_core.config import AttentionConfig
 class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
-    scale: the factor of a dot product.
-    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
-    softcap: c in c * tanh(x / c); None without one.
+    scale: the factor of a dot product. vector: (S,), w of the additive score, whose operands are A q and C k of width
+    S; None for a dot product. softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -34,17 +33,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
+    """Return x, (B, L, width) or (B, G, L, width), with 0 in the rows of new keys that no query can attend to."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
+    """Return (B, G, Lk, width): past keys or values, with 0 where no query can attend to them; then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: tf.Tensor | None, new: tf.Tensor, mask: Mask, *, join: bool) -> tuple[tf.Tensor, ...]:
-    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
+    """Return the parts that `after_past` joins: the past and the new. One part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -59,20 +58,20 @@ def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
 
 
 def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
-    """(B, H, Lq, Lk): q.k * scale. The scale goes on the queries, where float16 has room for it."""
+    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return matmul(queries * scale, keys, transpose_b=True)
 
 
 def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are S wide already."""
+    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     hidden = tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis])  # (B, H, Lq, Lk, S)
     return tf.cast(tf.tensordot(widened(hidden), widened(vector), axes=1), queries.dtype)
 
 
 def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else c * tf.tanh(similarity / c)
 

@@ -57,9 +57,9 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def as_tensor(array: Any, dtype: str | None = None) -> Any:
-    """Return a NumPy array, or a list of tensors, as a tensor in `dtype` or its own dtype.
+    """Return a tensor of `dtype` (None: of its own dtype) made from a NumPy array or a list of tensors.
 
-    Anything else comes back as it is, also what `mha_core` refuses.
+    Anything else is returned unchanged, and so is an array that `mha_core` refuses.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return tf.convert_to_tensor(array)
@@ -70,7 +70,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
-    """Return a layer's arguments, with numbers in its compute dtype if its policy is mixed, as Keras' own layers do."""
+    """Return a layer's arguments; under a mixed policy, with numbers in its compute dtype, as in Keras' own layers."""
     if layer.compute_dtype == layer.variable_dtype:
         return given
 
@@ -83,7 +83,7 @@ def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
 
 
 def widened(x: tf.Tensor) -> tf.Tensor:
-    """Return bfloat16 as float32, before numbers are added up: on some processors TensorFlow would add in bfloat16."""
+    """Return x, as float32 if it is bfloat16: on some processors TensorFlow would add up in bfloat16."""
     return tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x
 
 
@@ -125,7 +125,7 @@ def shape_of(x: Any) -> tuple[Any, ...]:
 
 
 def numbers(integers: Any) -> Any:
-    """Return integers in NumPy, or None if tracing does not know them; an integer of Python as it is."""
+    """Return integers in NumPy, or None if tracing does not know them; a Python integer unchanged."""
     return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
 
 
@@ -154,8 +154,8 @@ def is_traced_for_xla() -> bool:
 def spec_errors_kept() -> Iterator[None]:
     """Return a context that a SpecError leaves unchanged.
 
-    Keras would rewrite its text with the call's arguments, and AutoGraph, which traces a
-    `tf.function`, replace it by a StagingError. Both leave errors that bear these marks alone.
+    It marks a SpecError for two readers: otherwise Keras would add the call's arguments to the text, and AutoGraph,
+    which traces a `tf.function`, would raise a StagingError instead.
     """
     try:
         yield
@@ -179,10 +179,10 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def random_state_kept(salt: int) -> Iterator[None]:
-    """Return a context in which making layers leaves Python's random state, which seeds Keras, as it was.
+    """Return a context in which making layers does not change Python's random state, which seeds Keras.
 
     The seeds follow from that state (`keras.utils.set_random_seed`) and from `salt`: without it, two layers would drop
-    out alike, since neither moves the state on.
+    out alike, because neither changes the state.
     """
     state = random.getstate()
     random.seed(random.getrandbits(64) ^ salt)

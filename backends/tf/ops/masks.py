@@ -26,7 +26,7 @@ Part = Block[Span | None]
 class Mask(NamedTuple):
     """The mask of a call, or of a `Block` of one, as tensors. A field is None where the call has no such source.
 
-    It takes memory that grows with Lq + Lk, beside what the caller gave.
+    Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff
@@ -66,12 +66,12 @@ def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
 
 
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
-    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
+    """Return the Mask of a call, after checking the whole call against the layer's spec.
 
-    A size that is not known while a function is traced is not checked, and neither are the values of `valid_lens` then.
+    Sizes that tracing does not know are not checked, and the values of `valid_lens` are not checked either then.
 
     Args:
-        call: as `placed` gives it.
+        call: the result of `placed`.
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
@@ -116,7 +116,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):

@@ -15,15 +15,15 @@ from mha_core.parts.rotary import Rotary, Table
 
 
 def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
-    """Return cosine and sine of the positions of queries and new keys, in the dtype of the queries.
+    """Return the tables (cosine and sine) for queries and for new keys, in the dtype of the queries.
 
     Args:
-        call: as `placed` gives it, and checked.
+        call: the checked result of `placed`.
         settings: the layer's rotary settings; None gives no tables.
 
     Raises:
-        SpecError: a position that is out of range, where tracing knows its number; positions that it does not know, in
-            a layer whose frequencies depend on the length.
+        SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies
+            depend on the length.
     """
     if settings is None:
         return Tables()
@@ -44,7 +44,7 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
 
 
 def rotate(x: tf.Tensor, table: Table | None, settings: Rotary | None) -> tf.Tensor:
-    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay."""
+    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin)."""
     if table is None or settings is None:
         return x
     cos, sin = table.cos[:, tf.newaxis], table.sin[:, tf.newaxis]  # (B, 1, L, r / 2)

@@ -18,7 +18,7 @@ from backends.tf.ops.framework import Dense, Shape
 
 @dataclass(frozen=True)
 class DotScore:
-    """q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
+    """A score function, q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
 
     scale: float | tf.Tensor
 
@@ -29,16 +29,16 @@ class DotScore:
         return dot_score(queries, keys, self.scale)
 
     def operands(self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Queries and keys, in parts, as they are."""
+        """Return queries and parts of keys unchanged."""
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(self.scale)
 
 
 class AdditiveScore(keras.Layer):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
+    """A score function with parameters, w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
 
     def __init__(self, score_dim: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -56,9 +56,9 @@ class AdditiveScore(keras.Layer):
         return additive_score(self.query(queries), self.key(keys), self.vector)
 
     def operands(self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return A q (B, H, Lq, S), and C k (B, G, Lk, S) in parts, computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and the parts of C k (B, G, Lk, S), computed once for all blocks."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(vector=tf.cast(self.vector, self.compute_dtype))

@@ -24,7 +24,7 @@ FEW_QUERIES = 32
 
 
 def attend_at_once(operands: Operands[Tensor], score: Score, mask: Mask, dropout: float, training: bool) -> Tensor:
-    """Return heads (B, H, Lq, dv). Past and new keys and values are scored and summed apart, and never joined.
+    """Return heads (B, H, Lq, dv), without joining past and new keys and values: each part is scored and summed apart.
 
     The query heads of a group count as more queries of their key head, so no keys are repeated for them.
     """

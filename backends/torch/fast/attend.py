@@ -34,8 +34,8 @@ Item = TypeVar("Item")
 class Floats(NamedTuple, Generic[Item]):
     """The tensors of one call that can have gradients; or, in their places, their gradients or a flag for each.
 
-    queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: that of the
-    additive score, or None. bias: that of the mask, or None.
+    queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: the additive
+    score's, or None. bias: the mask's, or None.
     """
 
     queries: Item
@@ -75,8 +75,8 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in
-            several that are not worth joining, as in a step of decoding: its one query reads each part once.
+        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in several
+            parts where joining costs more, as in a step of decoding.
         score: how the operands are scored.
         mask: the mask of the call.
         dropout: the rate; it acts in training alone.

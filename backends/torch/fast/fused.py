@@ -25,7 +25,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether the kernel follows the definition for this call, and holds no scores. `rate`: that of dropout."""
+    """Return whether the fused kernel follows the definition for this call, and holds no scores. `rate`: of dropout."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):
@@ -35,7 +35,7 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 
 
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
+    """Return whether the fused kernel follows the definition for blocks of this call, each with its own mask.
 
     False while a program is compiled, which would hold a call of the kernel for each block.
     """
@@ -67,7 +67,7 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
 
 
 def fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
-    """Return heads (B, H, Lq, dv) of a call or a block, by the kernel, whose arguments depend on the mask."""
+    """Return heads (B, H, Lq, dv) of a call or a block from the fused kernel, whose arguments depend on the mask."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
     if not mask.excludes:
         return scaled_dot_product_attention(queries, keys, values, **options)

@@ -34,7 +34,7 @@ def to_native(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Return somebody else's layer, in training mode as every new module, that holds copies of these weights.
+    """Return a layer of PyTorch or d2l.ai, in training mode as every new module, that holds copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -46,7 +46,7 @@ def to_native(
         options: what else the layer takes, such as `batch_first` (here True unless given).
 
     Raises:
-        SpecError: such a layer can't hold these weights, or the layout is of no layer here.
+        SpecError: such a layer can't hold these weights, or no layer here has this layout.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, key_dim=5, value_dim=4)
@@ -73,9 +73,8 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
 
     Args:
         layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode, dtype and place.
-        probe: whether the layer is run, a few small calls in its own dtype, to see that it computes what its
-            weights say: a subclass, a hook or an adapter (LoRA) may have it compute something else. Hooks are on
-            meanwhile. It is left as it was. With False it is not run.
+        probe: whether to check, by a few small calls in its own dtype, that the layer computes what its weights say. A
+            subclass, a hook or an adapter (LoRA) can change that. Hooks run too. The layer is left as it was.
 
     Raises:
         SpecError: it is no such layer, has learned or zero keys of its own (bias_k, bias_v, add_zero_attn),

@@ -28,7 +28,7 @@ from mha_core.weights import Weights
 
 
 class ScaledDotProductSubject(TorchSubject):
-    """torch's scaled_dot_product_attention as it is called by default: it picks a kernel by its arguments."""
+    """A subject: torch's scaled_dot_product_attention by default, where the arguments decide which kernel runs."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
     capabilities: ClassVar[Capabilities] = OPERATION.but("past")
@@ -75,7 +75,7 @@ class ScaledDotProductSubject(TorchSubject):
         )
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return attn_mask (B, H, Lq, Lk): bool with True for "attend", or the bias with -inf where that is False."""
+        """Return attn_mask (B, H, Lq, Lk): bools, True = attend; or the bias, with -inf at excluded keys."""
         if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
@@ -84,7 +84,7 @@ class ScaledDotProductSubject(TorchSubject):
 
 
 class ScaledDotProductMathSubject(ScaledDotProductSubject):
-    """The operator with its kernel that is written out in matrix products and a softmax."""
+    """A subject: the operator with its "math" kernel, of plain matrix products and a softmax."""
 
     name = "torch scaled_dot_product_attention (math)"
 
@@ -93,7 +93,7 @@ class ScaledDotProductMathSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductFlashSubject(ScaledDotProductSubject):
-    """The operator with its fused kernel, an online softmax for heads of one width: narrower ones are zero-padded.
+    """A subject: the operator with its fused kernel, an online softmax. Narrower heads are zero-padded to one width.
 
     It has no gradient of a bias, so a call with one shows no gradients.
     """
@@ -115,7 +115,7 @@ class ScaledDotProductFlashSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
-    """The operator with `is_causal=True` instead of a mask, aligned top-left; bottom-right by `causal_lower_right`."""
+    """A subject: the operator with `is_causal=True` (aligned top-left) or `causal_lower_right` in place of a mask."""
 
     name = "torch scaled_dot_product_attention (is_causal)"
 

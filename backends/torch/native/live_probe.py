@@ -71,7 +71,7 @@ def _check(
 
 
 def check_runs(layer: nn.Module) -> str:
-    """Return the dtype of a module's parameters; SpecError if it can't be run where it stands."""
+    """Return the dtype of a module's parameters; SpecError if the module can't be run on a probe here."""
     name = type(layer).__name__
     if torch.compiler.is_compiling() or transforms_are_active():
         raise cannot_run(name, "this runs while PyTorch traces or transforms a program, where arrays have no numbers")

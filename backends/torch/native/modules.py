@@ -43,7 +43,7 @@ def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> 
 
 @contextmanager
 def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the module with its parameters and buffers in `dtype`; they are put back after."""
+    """Return a context that gives the module with parameters and buffers in `dtype`, which are put back afterwards."""
     own = [*held.parameters(), *held.buffers()]
     before = [(tensor, tensor.data) for tensor in own if tensor.is_floating_point()]
     try:
@@ -58,7 +58,7 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context like that of `computing`, but one that casts a parameter only while something uses it.
+    """Return a context like `computing` that casts a parameter only while something uses it.
 
     A module that keeps its parameters elsewhere too, as nn.LSTM does, sees them uncast: it may raise, and they get
     no gradient.
@@ -121,7 +121,7 @@ def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
     """Return a view of the tensor that calls `note` with its gradient; None if the tensor gets no gradient.
 
-    It is a view, so that the gradient leaves out what the module itself does with its output.
+    Thanks to the view, the gradient leaves out what the module itself does with its output.
     """
     if not value.requires_grad:
         return None
@@ -141,14 +141,14 @@ def pulled(
     inputs: Mapping[Any, torch.Tensor],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run a module forward and backward by itself.
+    """Run one module forward and backward. Return its outputs, and the gradients of inputs and parameters.
 
     Args:
         held: the module.
-        dtype: the dtype of its parameters meanwhile; None: their own.
-        call: (the module as a function, inputs) -> its outputs by place.
-        inputs: the inputs, by which it is differentiated.
-        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
+        dtype: the dtype that its parameters have in this run; None: their own.
+        call: (the module as a function, inputs) -> place -> output.
+        inputs: place -> input. Their gradients are computed.
+        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run, torch.enable_grad():
         leaves = {place: one.detach().clone().requires_grad_() for place, one in inputs.items()}

@@ -36,7 +36,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class TorchSubject(NativeSubject):
-    """Base of PyTorch's subjects: runs a layer and autograd, with NumPy arrays in and out.
+    """A base of PyTorch's subjects. It runs a layer and autograd, with NumPy arrays in and out.
 
     Attributes:
         training: whether the layer is in train() mode.
@@ -95,7 +95,7 @@ def _trace(stages: Tensors, gradients: Mapping[str, np.ndarray] | None = None) -
 
 
 class MultiheadAttentionSubject(TorchSubject):
-    """torch.nn.MultiheadAttention with `need_weights=True`: it runs a softmax of its own, and gives weights per head.
+    """A subject: torch.nn.MultiheadAttention with `need_weights=True`; its own softmax gives weights per head.
 
     Attributes:
         need_weights: the layer's argument; if it is False, the layer runs scaled_dot_product_attention.
@@ -125,21 +125,21 @@ class MultiheadAttentionSubject(TorchSubject):
 
 
 class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
-    """MultiheadAttentionSubject with the layer's default `batch_first=False`: queries (Lq, B, E)."""
+    """A subject: the layer with its default `batch_first=False`, whose queries are (Lq, B, E)."""
 
     name = "torch.nn.MultiheadAttention (time-major)"
     batch_first = False
 
 
 class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
-    """The layer with `need_weights=False`, with gradients: it runs scaled_dot_product_attention."""
+    """A subject: the layer with `need_weights=False`, with gradients. It runs scaled_dot_product_attention."""
 
     name = "torch.nn.MultiheadAttention (need_weights=False)"
     need_weights = False
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """The layer in train() mode, without dropout: its random choices could not be compared with a keep-mask."""
+    """A subject: the layer in train() mode without dropout, whose random choices no keep-mask could follow."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True
@@ -151,7 +151,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """`is_causal=True` beside the causal mask: the layer then uses the kernel's causal masking instead of the mask."""
+    """A subject: `is_causal=True` beside the causal mask; the layer then uses its kernel's causal masking instead."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -163,7 +163,7 @@ class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
-    """The layer as one fused operator: eval(), no gradients, self-attention on one tensor, batch_first, even H."""
+    """A subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
     capabilities = Capabilities()
@@ -186,7 +186,7 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
-    """Return the masks of nn.MultiheadAttention, where True means "ignore": lengths per item, and all the rest.
+    """Return the masks of nn.MultiheadAttention (True = ignore): one for lengths per item, one for all other sources.
 
     `key_padding_mask` is (B, Lk), `attn_mask` (B * H, Lq, Lk); both are bool, or float if there is a bias.
 
@@ -213,7 +213,7 @@ def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Te
 
 
 def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
-    """Return None if the mask is causal with one of these offsets and nothing else, else why it is not."""
+    """Return why a mask is not just causal with one of these offsets; None if it is."""
     if not mask.causal:
         return "anything but a causal mask"
     others = [name for name in ("valid_lens", "allowed", "bias", "window") if getattr(mask, name) is not None]
@@ -228,7 +228,7 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
 
 
 class D2lMultiHeadAttentionSubject(TorchSubject):
-    """d2l.ai's MultiHeadAttention: valid_lens, (B,) or (B, Lq), is its only mask; causal masks are expressed by it."""
+    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
     capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)

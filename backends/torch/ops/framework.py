@@ -83,9 +83,9 @@ def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any:
-    """Return a NumPy array, or a list of tensors, as a tensor on `device`, in `dtype` or its own dtype.
+    """Return a tensor on `device`, of `dtype` (None: its own), made from a NumPy array or a list of tensors.
 
-    Anything else comes back as it is, also what `mha_core` refuses.
+    Anything else is returned unchanged, and so is an array that `mha_core` refuses.
     """
     if array is None or isinstance(array, torch.Tensor):
         return array

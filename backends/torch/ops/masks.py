@@ -26,16 +26,14 @@ INTEGERS = ("valid_lens", "query_offset")
 class Mask(NamedTuple):
     """The mask of a call, or of a `Block` of one, on its device. A field is None where the call has no such source.
 
-    key_len: Lk, of the past and the new keys.
-    first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
-        and window leave to a query.
+    key_len: Lk, of the past and the new keys. first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal
+    and window allow key j iff first <= j < stop.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
         past, that no query can attend to.
-    reach: the numbers of first and stop in NumPy, there even if these are None; None if reading them would wait for
-        a device.
+    reach: the numbers of first and stop in NumPy, even if these are None; None if reading them would wait for a device.
     is_diagonal: whether the mask excludes exactly what causal with an offset of 0 does.
     only_padding: whether the mask excludes nothing but padding.
     """
@@ -59,7 +57,7 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return a source of a mask as it was given, but a tensor for a list or a NumPy array while torch.compile traces.
+    """Return a source of a mask, as a tensor if it is a list or a NumPy array and torch.compile traces; else unchanged.
 
     `AttentionMask` converts lists by functions of NumPy that a compiler can't follow.
 
@@ -77,8 +75,8 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """Return the call with tensors in place of lists, numbers and NumPy's arrays, on the device that computes it.
 
-    That is the device of its first tensor, or else of the layer's parameters. The mask's integers stay where they are,
-    so that `build_mask` can read them without waiting for a device. What `check_call` refuses stays as it is, too.
+    That is the device of the call's first tensor, else of the layer's parameters. The mask's integers stay where they
+    are, so that `build_mask` can read them without waiting for a device. What `check_call` refuses stays as it is, too.
 
     Raises:
         SpecError: torch.jit.trace traces.
@@ -103,10 +101,10 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
 
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
-    """Check the whole call against the layer's spec, then put the sources of its mask in the shapes of `Mask`.
+    """Return the Mask of a call, after checking the whole call against the layer's spec.
 
     Args:
-        call: as `placed` gives it.
+        call: the result of `placed`.
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
@@ -143,7 +141,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: all sources combined; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -179,7 +177,7 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def cut(array: Tensor, block: Block) -> Tensor:
-    """Return the part for a block of an array that broadcasts to (B, H, Lq, Lk)."""
+    """Return a block's part of an array that broadcasts to (B, H, Lq, Lk)."""
     return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
 
 
@@ -198,7 +196,7 @@ def expected_dtype(layer: nn.Module) -> str | None:
 
 
 def check_first_call(call: Call[Any], layer: nn.Module) -> None:
-    """Raise SpecError if a layer can't take its first call. The widths of the inputs are free: they are not known yet.
+    """Raise SpecError if a layer can't take its first call, which may have any input widths.
 
     Args:
         call: the call, as `placed` returns it.

@@ -44,7 +44,7 @@ class HeadNorm(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor, order: Order) -> Tensor:
-        """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+        """Return x (B, heads, L, d), normed if the layer norms in this order ("before" or "after" rotation); else x."""
         settings = self.settings
         if settings.order != order:
             return x

@@ -22,15 +22,15 @@ from mha_core.parts.rotary import Rotary, Table
 
 
 def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
-    """Return cosine and sine of the positions of queries and new keys, in the dtype of the queries, on their device.
+    """Return the tables (cosine and sine) for queries and for new keys, with the queries' dtype and device.
 
     Args:
-        call: as `placed` gives it, and checked.
+        call: the checked result of `placed`.
         settings: the layer's rotary settings; None gives no tables.
 
     Raises:
-        SpecError: a position that is out of range, where its number can be read; positions that a compiler traces, in
-            a layer whose frequencies depend on the length.
+        SpecError: a position can be read and is out of range; or a compiler traces positions, and the layer's
+            frequencies depend on the length.
     """
     if settings is None:
         return Tables()
@@ -53,7 +53,7 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
 
 
 def rotate(x: Tensor, table: Table | None, settings: Rotary | None) -> Tensor:
-    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay."""
+    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin)."""
     if table is None or settings is None:
         return x
     cos, sin = table.cos[:, None], table.sin[:, None]  # (B, 1, L, r / 2)

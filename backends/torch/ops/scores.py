@@ -17,7 +17,7 @@ from backends.torch.ops.framework import linear
 
 @dataclass(frozen=True)
 class DotScore:
-    """q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
+    """A score function, q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
 
     scale: float
 
@@ -25,16 +25,16 @@ class DotScore:
         return dot_score(queries, keys, self.scale)
 
     def operands(self, queries: Tensor, keys: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Queries and keys, in parts, as they are."""
+        """Return queries and parts of keys unchanged."""
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(self.scale)
 
 
 class AdditiveScore(nn.Module):
-    """w . tanh(A q + C k): (..., H, Lq, Dq) and (..., G, Lk, Dk) -> (..., H, Lq, Lk)."""
+    """A score function with parameters, w . tanh(A q + C k): (..., H, Lq, Dq), (..., G, Lk, Dk) -> (..., H, Lq, Lk)."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class AdditiveScore(nn.Module):
         return additive_score(self.query(queries), self.key(keys), self.vector)
 
     def operands(self, queries: Tensor, keys: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return A q (B, H, Lq, S), and C k (B, G, Lk, S) in parts, computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and the parts of C k (B, G, Lk, S), computed once for all blocks."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """Return the score function of blocks of the operands."""
+        """Return the score function for the fast path, which works block by block."""
         return Score(vector=self.vector)

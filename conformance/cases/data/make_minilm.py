@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make(model_dir: Path) -> bytes:
-    """The fixture, as the bytes of a safetensors file."""
+    """Return the fixture as the bytes of a safetensors file."""
     import torch
     from transformers import AutoTokenizer, BertModel
 

@@ -32,7 +32,7 @@ def _before_scale(state: State, right: NDArray) -> NDArray:
     return right if state.config.softcap is None else cap(state, state["similarity"] / scale) * scale
 
 
-_row = Table("scores", "score = softcap * tanh(scaled score / softcap), then the bias, then exclusion.")
+_row = Table("scores", "Compute score = softcap * tanh(scaled score / softcap), then add the bias, then exclude keys.")
 
 SOFTCAP = (
     _row("softcap-ignored", "The softcap is not applied.", _capped(lambda x, c: x)),

@@ -230,7 +230,7 @@ def is_causal(state: State) -> bool:
     return state.inputs.mask.causal
 
 
-_row = Table("weights", "Combine all sources of the mask with AND.")
+_row = Table("weights", "Combine all masks with AND: a key is let in only if each of them lets it in.")
 
 SEVERAL = (
     _row(
@@ -252,7 +252,7 @@ SEVERAL = (
     ),
     _row(
         "allowed-dropped-with-causal",
-        "allowed is dropped where causal is given too.",
+        "The given mask (allowed) is dropped where causal is given too.",
         other_mask(is_causal, allowed=lambda s, allowed: None),
     ),
     _row(

@@ -45,7 +45,7 @@ def _given(state: State) -> bool:
 
 
 def scaled(scale: Callable[[State], float], where: Callable[[State], bool] = _default) -> Steps:
-    """Another scale, in the layers that `where` names."""
+    """Return steps with another scale, in the layers for which `where` holds."""
     return after("similarity", lambda s, right: s["unscaled"] * scale(s), where)
 
 

@@ -16,7 +16,7 @@ Rule = Callable[[State], NDArray]
 
 
 def plain_softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
-    """Return the softmax over the given axes; NaN where all scores are -inf, as plain implementations give."""
+    """Return the softmax over the given axes; NaN where all scores are -inf, as in plain implementations."""
     exponentials = np.exp(scores - scores.max(axis=axis, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
 
@@ -76,7 +76,7 @@ def _added(number: float) -> Steps:
 
 
 def let_in(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the keys that the mask lets in. Raises Contradiction if it is inverted already."""
+    """(B, H, Lq, Lk): the keys that the mask allows. Raises Contradiction if it is inverted already."""
     allowed = state["allowed"]
     if allowed.size and (allowed != FORWARD["allowed"](state)).all():
         raise Contradiction("the mask is read the wrong way round twice")

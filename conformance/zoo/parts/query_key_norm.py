@@ -34,12 +34,12 @@ class Given:
         return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
-        """Return `unit`, x after the division, times the weight, plus the bias."""
+        """Return `unit` (x after the division) times the weight, plus the bias."""
         scaled = unit if self.weight is None else (self.settings.offset + by_head(self.weight, self.x.shape)) * unit
         return scaled if self.bias is None else scaled + by_head(self.bias, self.x.shape)
 
     def centred(self, axes: tuple[int, ...]) -> NDArray:
-        """X, less its mean over these axes where the kind says so."""
+        """Return x, less its mean over these axes if the kind says so."""
         return self.x - (self.x.mean(axis=axes, keepdims=True) if self.settings.kind == "layer" else 0.0)
 
 
@@ -47,7 +47,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """Return the definition's norm `name` of x in a layer that has one, whatever its order."""
+    """Return the norm `name` of x by the definition, in a layer that has one, whatever its order."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

@@ -97,18 +97,40 @@ def to_svg(made: Figure, caption: str) -> str:
     return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(caption)}"', 1)
 
 
+LICENCE = "mha-parity, Apache-2.0"
+"""What stands in a figure that is taken away."""
+
+
 def to_html(made: Figure, caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The figure with its caption, and its numbers in a table behind it."""
+    """The figure with its caption and a place for a link to its file, and its numbers in a table behind it."""
     lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     return (
-        f'<figure class="plot">{to_svg(made, caption)}<figcaption>{escape(caption)}</figcaption></figure>\n'
+        f'<figure class="plot">{to_svg(made, caption)}<figcaption>{escape(caption)}{DOWNLOAD}</figcaption></figure>\n'
         f"<details><summary>The same in numbers</summary>"
         f'<div class="table-wrapper"><table class="docutils"><thead><tr>{top}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div></details>\n"
     ).replace("\n\n", "\n")
 
 
+DOWNLOAD = "<!-- download -->"
+"""Where the link to a figure's file stands."""
+
+
+def with_download(html: str, name: str) -> str:
+    """A figure's HTML with a link to its file."""
+    link = f' <a class="download" href="_downloads/{name}.svg" download>SVG</a> ({LICENCE})'
+    return html.replace(DOWNLOAD, link, 1)
+
+
 def svg_in(html: str) -> str:
     """The SVG of a figure's HTML, which stands alone: in black."""
     return html[html.index("<svg") : html.index("</svg>")] + "</svg>"
+
+
+def to_file(html: str) -> str:
+    """The SVG of a figure's HTML as a file, with its licence."""
+    svg = svg_in(html)
+    head = svg.index(">") + 1
+    about = f"<metadata>{LICENCE}</metadata>"
+    return f"{svg[:head]}{about}{svg[head:]}".replace("currentColor", "black") + "\n"

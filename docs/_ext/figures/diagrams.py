@@ -49,8 +49,8 @@ def heads(arrays: Arrays) -> str:
     return to_html(
         made,
         f"{count} heads, from below: each has three matrices {own} of its own; what they give stands side by side and "
-        "goes through one more matrix. Under it, two matrices, the darker the larger a number: in the fused one a head "
-        "owns rows, in the last one columns.",
+        "goes through one more matrix. Under it, two matrices, the stronger the colour, the larger a number: in the "
+        "fused one a head owns rows, in the last one columns.",
         ("part", "shape"),
         [
             ["queries, keys, values", str(queries.shape)],
@@ -64,7 +64,7 @@ def heads(arrays: Arrays) -> str:
 
 
 def _owned(axes: Axes, weights: NDArray, color: str, count: int, *, axis: int, title: str) -> None:
-    """A matrix as cells, the darker the larger, cut along an axis into what belongs to each head."""
+    """A matrix as cells, the stronger the colour the larger, cut along an axis into what belongs to each head."""
     image = np.empty((*weights.shape, 4))
     image[..., :3], image[..., 3] = to_rgb(color), 0.1 + 0.9 * np.abs(weights) / np.abs(weights).max()
     axes.imshow(image, interpolation="none")

@@ -14,6 +14,7 @@ from pathlib import Path
 from _ext.common import escaped, table
 from _ext.lessons.judged import editors
 from lessons import runner
+from mha.learn.exercise import NUMPY
 from mha.learn.exercises import exercise
 from mha.learn.tracks.course import EXTRA, LESSONS, row_of
 
@@ -144,16 +145,19 @@ def below(lesson: Lesson) -> str:
 def extra(lesson: Lesson) -> str:
     """The extra exercises, for the end of the page; "" for none."""
     asked = _asked(lesson.extra)
-    told = "No later lesson needs them. `mha learn start .` adds their files:"
+    told = "No later lesson needs them. `mha learn start .` adds their files"
+    classes = any(exercise(one).dialect != NUMPY for one in lesson.extra)
+    told += ", and with `--framework torch` those of a framework:" if classes else ":"
     return f"## Extra exercises\n\n{told}\n\n{asked}\n\n{editors(lesson.extra)}\n" if asked else ""
 
 
 def _asked(names: Iterable[str]) -> str:
     """A table of exercises; "" for none."""
-    rows = [
-        [f"`{exercise(one).file}`", escaped(exercise(one).task), f"`mha learn check {one}`", str(minutes([one]))]
-        for one in names
-    ]
+    rows, tasks = [], set()
+    for one in map(exercise, names):
+        task = "The same." if one.task in tasks else escaped(one.task)
+        tasks.add(one.task)
+        rows.append([f"`{one.file}`", task, f"`mha learn check {one.name}`", str(minutes([one.name]))])
     return table(["file", "what to write", "judge it", "minutes"], rows, numbers=["minutes"]) if rows else ""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from _data.pyodide import TARGET
-from mha.learn.exercise import HeadsExercise, LayerExercise
+from mha.learn.exercise import NUMPY, HeadsExercise, LayerExercise
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import text_of
 from mha.learn.running.workshop import LONGEST_ALONE, too_long
@@ -37,8 +37,8 @@ MADE = (1980, 1, 1, 0, 0, 0)
 
 
 def editors(names: Iterable[str]) -> str:
-    """HTML of exercises, each a fold with its file, and the script that makes editors of them; "" for none."""
-    folds = [_fold(name) for name in names]
+    """HTML of exercises in NumPy, each a fold with its file, and the script that makes editors of them; "" for none."""
+    folds = [_fold(name) for name in names if exercise(name).dialect == NUMPY]
     if not folds:
         return ""
     return "\n".join(["```{raw} html", *folds, *_script(), "```"])

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from mha.learn.exercise import Exercise, StepExercise
-from mha.learn.exercises import TRACKS, all_exercises, chosen
+from mha.learn.exercises import TRACKS, all_exercises, chosen, exercise
 from mha.learn.names import mistakes
 from mha.learn.tracks.course import LESSONS, row_of
 from mha_core.reference.rules import RULES
@@ -15,7 +15,7 @@ from mha_core.reference.rules import RULES
 
 def markdown() -> str:
     """Return the lists and the tables."""
-    exercises = all_exercises(("numpy",))
+    exercises = (*all_exercises(("numpy",)), exercise("class-in-torch"))
     lines = ["The course asks, lesson by lesson (`--only course`):"]
     lines += [f"{', '.join(f'`{name}`' for name in names)};" for names in LESSONS.values() if names]
     lines[-1] = lines[-1].replace(";", ".")
@@ -23,6 +23,8 @@ def markdown() -> str:
         lines += ["", f"### {track.capitalize()}", "", about, ""]
         if track == "translate":
             lines += ["One of each for NumPy, torch, tf, jax and mxnet; the names end in the framework's.", ""]
+        if track == "layer":
+            lines += ["The class is asked for in torch, tf, jax and mxnet: `mha learn start . --framework jax`.", ""]
         lines += ["| exercise | level | minutes | what to write | rules | mistakes |", "|---|---|---|---|---|---|"]
         lines += [_row(one) for one in chosen(exercises, (track,))]
     return "\n".join(lines)
@@ -30,6 +32,7 @@ def markdown() -> str:
 
 def _row(one: Exercise) -> str:
     name = one.name.removesuffix("-in-numpy") + ("-in-..." if one.track == "translate" else "")
+    name = name.replace("-in-torch", "-in-...")
     task = one.task.removeprefix("Translate into NumPy: ").replace("|", "\\|")
     known = str(len(mistakes(one))) if isinstance(one, StepExercise) else ""
     rules = ", ".join(f"`{id}`" for id in one.rules if id in RULES)

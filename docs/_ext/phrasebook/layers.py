@@ -15,6 +15,9 @@ from mha.phrases.said import CONCEPTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
 from mha.phrases.text import lines_of, words_of
 
+OPEN = 2
+"""Warnings that stand open; the others are folded."""
+
 
 def cell(natives: list[Native], concept: str) -> str:
     """What one layer says of a concept, or several that say the same."""
@@ -28,10 +31,15 @@ def cell(natives: list[Native], concept: str) -> str:
     if lines:
         parts.append(block(lines))
     parts.append(f'<p class="verdict">{verdict_of(first, concept)}</p>')
-    warned = warnings_of(first, concept)
-    if warned:
-        links = "".join(f'<li>{escape(entry.summary)} <a href="traps.html#{entry.id}">Why</a></li>' for entry in warned)
-        parts.append(f"<ul>{links}</ul>")
+    links = [
+        f'<li>{escape(entry.summary)} <a href="traps.html#{entry.id}">Why</a></li>'
+        for entry in warnings_of(first, concept)
+    ]
+    if links:
+        parts.append(f"<ul>{''.join(links[:OPEN])}</ul>")
+    if links[OPEN:]:
+        rest = f"<ul>{''.join(links[OPEN:])}</ul>"
+        parts.append(f"<details><summary>{len(links) - OPEN} more</summary>{rest}</details>")
     return "".join(part for part in parts if part != '<p class="verdict"></p>') + "</article>"
 
 

@@ -23,6 +23,9 @@ COURSE = "course"
 TRACKS = ("write", "translate", "catch", "backwards", "layer", "experiment")
 COLOURS = {"right": "green", "wrong": "red", "to do": "dim", "no answer": "yellow", "can't run": "yellow"}
 
+MISTAKES = ("mistake", "exercise", "learners")
+"""Headers of the table of a class's mistakes."""
+
 PRINTED = 8
 """Most lines that are shown of what a file printed."""
 
@@ -102,26 +105,35 @@ def check(
 @JSON
 @TIME_LIMIT
 def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | None, time_limit: float) -> None:
-    """Judge the folders of a class: a table with a row for each.
+    """Judge the folders of a class: a table with a row for each, and which mistakes are made by how many.
 
     Every file runs as `mha learn check` runs it, with your rights; no process runs files of two folders. Exit status 0
     when every folder was judged, whatever is right; 2 if one has no exercises, and the others are judged.
     """
     from mha.learn.handout.folder import there
+    from mha.learn.hints import mistake
     from mha.learn.progress import Progress, to_json
     from mha_core.errors import SpecError
 
     console, errors = consoles()
     found: dict[str, Progress] = {}
+    made: dict[tuple[str, str], list[str]] = {}
     for folder in folders:
         try:
             found[str(folder)] = _all(errors, there(folder, only), folder, time_limit)
+            for verdict in found[str(folder)].verdicts:
+                if verdict.status == "wrong" and (said := mistake(verdict, folder)):
+                    made.setdefault((verdict.exercise.name, said), []).append(str(folder))
         except SpecError:
             found[str(folder)] = Progress(())
         finally:
             end()  # what a file did to its process is gone
     show_rows(console, ("folder", *only, "right", "begun, and not right"), _rows(found, only))
-    write_asked(json_path, lambda: to_json(found))
+    most = [(*key, who) for key, who in sorted(made.items(), key=lambda one: -len(one[1]))]
+    if most:
+        say(console, "", "Mistakes, by how many make them:")
+        show_rows(console, MISTAKES, [(said, name, str(len(who))) for name, said, who in most])
+    write_asked(json_path, lambda: to_json(found, most))
     finish(different=False, failed=any(not one.verdicts for one in found.values()))
 
 

@@ -39,7 +39,7 @@ class ViewOptions(Apart):
         "--leave",
         help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
     )
-    html: Path | None = options.output_file("--html", help="The page, which must be named.")
+    html: Path | None = options.output_file("--html", help="The page; by default minilm-heads.html, and so on.")
 
     @property
     def has_other(self) -> bool:
@@ -63,8 +63,7 @@ def view(asked: ViewOptions) -> None:
 
     if names_code(asked.what):
         raise CouldNotRun(f"{asked.what} is code, and no recording: {TO_RECORD}")
-    if asked.html is None:
-        raise CouldNotRun(f"--html FILE is missing, the page to write: mha view {asked.what} --html heads.html")
+    html = Path(f"{Path(asked.what).resolve().stem}-heads.html") if asked.html is None else asked.html
     from mha.view.data import Sources, see
     from mha.view.page import write_page
     from mha.view.sizes import page_bytes
@@ -79,17 +78,17 @@ def view(asked: ViewOptions) -> None:
         recording, parts, labels, about = _asked_for(asked, says(status))
         compared = _partners(recording, parts, asked.compare)
         most = page_bytes(parts, has_other=asked.has_other)
-        say(console, f"{asked.html} will take at most {most / 1e3:,.0f} kB.")
+        say(console, f"{html} will take at most {most / 1e3:,.0f} kB.")
         backends: list[Backend] = []
         if asked.backend_names:
             backends, _, broken = asked.backends(asked.backend_names, asked.settings())
             if broken:
                 raise CouldNotRun("\n".join(broken))
         sources = Sources(tuple(backends), compared)
-        line, size = write_page(asked.html, see(recording, parts, sources, says(status)), about, sources, labels)
+        line, size = write_page(html, see(recording, parts, sources, says(status)), about, sources, labels)
     if recording.coverage is not None and recording.coverage.unseen:
         warn(errors, [recording.coverage.line])
-    say(console, line.text, f"Wrote {asked.html}: {size / 1e3:,.0f} kB.")
+    say(console, line.text, f"Wrote {html}: {size / 1e3:,.0f} kB.")
     finish(not line.is_good)
 
 

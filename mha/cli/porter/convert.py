@@ -196,8 +196,9 @@ def _convert(console: Console, errors: Console, asked: ConvertOptions) -> None:
 
     if asked.to_layout is None or asked.out is None:
         source = shown(asked.source)
+        missing = ["--to LAYOUT"] * (asked.to_layout is None) + ["--out FILE"] * (asked.out is None)
         raise CouldNotRun(
-            f"give --to LAYOUT and --out FILE, or --list to see what is in the file, as in `mha convert {source} "
+            f"give {' and '.join(missing)}, or --list to see what is in the file, as in `mha convert {source} "
             f"--list` or `mha convert {source} --all --to keras --out out.weights.h5`; `mha convert --layouts` lists "
             "layouts"
         )

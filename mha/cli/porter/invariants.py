@@ -99,6 +99,7 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
 
     The function and the inputs are None if there are none.
     """
+    from conformance.subjects.answers import place
     from conformance.subjects.in_time import TookTooLong, in_time
     from conformance.subjects.load import load_object
     from mha_core.errors import one_line
@@ -120,7 +121,7 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
 
         if isinstance(error, SpecError):
             raise
-        raise CouldNotRun(f"the model {spec!r} can't be made: it raised {one_line(error)}") from error
+        raise CouldNotRun(f"the model {spec!r} can't be made: it raised {one_line(error)}{place(error)}") from error
     if isinstance(made, tuple) and len(made) == 2:
         from mha.invariance.live import FirstOf
 

@@ -12,7 +12,7 @@ class PhraseOptions(Options):
 
     old: str | None = argument(required=False, metavar="[FROM]")
     new: str | None = argument(required=False, metavar="[TO]")
-    about: tuple[str, ...] = options.several("--about", help="Only this concept, such as padding (repeatable).")
+    about: tuple[str, ...] = options.several("--about", help="Only this concept, by name or heading (repeatable).")
 
 
 @options.command(PhraseOptions)

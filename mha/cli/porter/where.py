@@ -94,6 +94,8 @@ def where(asked: WhereOptions) -> None:
     from mha_core.files.writing import check_output
 
     console, errors = consoles()
+    if not recorded and ":" not in asked.original and not Path(asked.original).exists() and not is_ours(asked.original):
+        original_named(asked.original)  # which says that it is not there
     recording = asked.recording if recorded else open_modules(asked.recording)  # refused before anything is loaded
     pairs = read_map(asked.map) if asked.map is not None and asked.map.exists() else None
     if asked.map is not None and pairs is None:
@@ -122,17 +124,24 @@ def where(asked: WhereOptions) -> None:
     raise SystemExit(ended)
 
 
+def is_ours(name: str) -> bool:
+    """Return whether a name is that of a model which this project can load by it."""
+    from mha.port.load import DECODERS, PACKAGED
+
+    return name in (*PACKAGED, *DECODERS)
+
+
 def original_named(spec: str) -> Any:
     """Return the live original that `spec` names: a model of `mha port`, a model, or the result of a function."""
+    from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
-    from mha.port.load import DECODERS, PACKAGED
     from mha.port.model import load_trained
     from mha_core.errors import one_line
     from mha_core.files.mistaken import spec_meant
 
     if ":" not in spec and not Path(spec).exists() and Path(f"{spec}.py").is_file():
         raise CouldNotRun(f"the original {spec!r}: {spec_meant(spec, 'original')}")
-    if spec in (*PACKAGED, *DECODERS) or ":" not in spec:
+    if is_ours(spec) or ":" not in spec:
         return load_trained(spec).model
     named = load_object(spec, "the original")
     if isinstance(named, type):
@@ -146,7 +155,8 @@ def original_named(spec: str) -> Any:
         hint = (
             f"; name a function that needs none: def original(): return {named.__name__}(...)" if takes(named) else ""
         )
-        raise CouldNotRun(f"the original {spec!r} can't be made: it raised {one_line(error)}{hint}") from error
+        why = f"it raised {one_line(error)}{place(error)}{hint}"
+        raise CouldNotRun(f"the original {spec!r} can't be made: {why}") from error
 
 
 def takes(named: Any) -> str:

@@ -271,7 +271,7 @@ def _print_about(
     if asked.count is None or asked.no_diagnosis:  # else a smaller one is shown
         catches = {case.id: case.catches for case in cases}
     undeclared = any(getattr(one, "undeclared", False) for one in of_it)
-    say(console, *about(results, told, looked, console.width, catches, undeclared=undeclared))
+    say(console, *about(results, told, looked, console.width, catches, undeclared=undeclared, cases=cases))
 
 
 def _judged(

@@ -98,7 +98,10 @@ class DiagnoseOptions(Apart):
                 f"`mha replay {self.file} --json RESULTS.json` writes how far off each call is."
             )
         if self.file is None and self.weights is not None:
-            raise click.UsageError("--weights belongs to FILE.")
+            raise click.UsageError(
+                "--weights belongs to a recording: a subject is given its weights. Record a layer that holds its own: "
+                'mha.capture(model, "calls.safetensors").'
+            )
         if self.file is not None and self.dtype is not None:
             raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
 

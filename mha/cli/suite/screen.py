@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain
 
 from conformance.case_unit import NOT_ASKED
+from conformance.cases.sequence import Asked, CallSequence
 from conformance.diagnosis.apart import MAY_BE_KEPT
 from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME
 from conformance.diagnosis.diagnose import ALL_NAN
@@ -22,6 +23,7 @@ from conformance.reports.text import deviation_lines, float64_lines, gradient_li
 from conformance.subjects.function import TO_BEGIN
 from conformance.subjects.seen import form_of
 from mha_core.errors import listed, shown, wrapped
+from mha_core.features import FEATURES
 
 SCREEN = 25
 """Most rows about one subject, of 80 columns."""
@@ -51,7 +53,7 @@ WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 
 WROTE = "wrote into its inputs"
 
-WHY_WRITES = "  Write x = x * y, not x *= y: the caller has the same array."
+WHY_WRITES = "  Write x = x * y, not x *= y: it is the array that was given, which its caller reads again."
 
 OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multiplied|not aligned")
 """A pattern of errors of products whose sizes do not go together."""
@@ -124,6 +126,7 @@ def about(
     catches: Mapping[str, str] | None = None,
     *,
     undeclared: bool = False,
+    cases: Sequence[Asked] = (),
 ) -> list[str]:
     """Return the rows of text on one subject that follow its answers: the causes first.
 
@@ -134,18 +137,24 @@ def about(
         width: columns of a row.
         catches: id of a case -> what it catches; None if no case is to be shown.
         undeclared: whether the subject does not declare what it can express.
+        cases: all that it was asked.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)
     if told is not None and any(one.case.startswith("sequence") for one in results):  # a case of the row above
         told = replace(told, sure=OF_ONE_CALL.sub(r"\1 of one call", told.sure))
+    if told is not None and not any(one.label for one in told.causes):  # of a call that is not named
+        told = replace(told, causes=tuple(one for one in told.causes if " has shape " not in one.what))
     shapes, known = _of_shapes(results, told), told is not None and any(one.label for one in told.causes)
     if shapes and not known and 2 * len(_misshapen(results)) >= sum(one.status == "different" for one in results):
         told = None  # nothing explains numbers that stand in another place
+    of_calls = alone(results, cases)
+    catches = {} if of_calls and catches is not None else catches  # they catch what is kept
     before = [
         *ordinary,
         *([] if known else shapes),
         *_kept(results),
+        *of_calls,
         *([UNDECLARED] if undeclared and wrong else []),
         *_of_few(results),
     ]
@@ -153,12 +162,13 @@ def about(
     if not any(one.status in ("different", "equal", "deviates") for one in results):  # that is the answer then
         before, raised = [*raised, *before], []
     is_nan = told is not None and any(one.what == ALL_NAN for one in told.causes)
+    case = [] if catches is None else _of_one(results, catches)
     after = [
         *[WHY_NAN] * is_nan,
         *(shapes if known else []),  # which follows from the cause
         *float64_lines(results),
         *raised,
-        *([] if catches is None else _of_one(results, catches)),
+        *(case[-1:] if case and _is_said(case[0], shapes) else case),
     ]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
@@ -212,8 +222,8 @@ def _kept(results: Sequence[Result]) -> list[str]:
 
 def _of_few(results: Sequence[Result]) -> list[str]:
     """A line where so few cases could be asked that a cause may not show."""
-    asked = {one.case for one in results if one.status != "unsupported"}
-    cases = {one.case for one in results}
+    cases = [one for one in results if (one.dtype, one.device) == (results[0].dtype, results[0].device)]
+    asked = [one for one in cases if one.status != "unsupported"]
     if FEW * len(asked) >= len(cases):
         return []
     of_heads = any(one.status == "unsupported" and "no parameter num_heads" in one.message for one in results)
@@ -247,7 +257,14 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     forms = [form_of([(got, (*right[:2], got[2]))]) for got, right in pairs if len(got) == len(right) == 3]
     changes = {form.change for form in forms if form is not None}
     change = f" {changes.pop()}" if len(changes) == 1 and 2 * sum(map(bool, forms)) > len(wrong) else ""
-    return [f"{head}{mismatch.message} (case {first.case}, and so in {len(wrong)} of {len(results)}).{change}"]
+    judged = sum(one.status != "unsupported" for one in results)
+    return [f"{head}{mismatch.message} (case {first.case}, and so in {len(wrong)} of {judged}).{change}"]
+
+
+def _is_said(line: str, shapes: Sequence[str]) -> bool:
+    """Whether a line on a case says what one on shapes has said of the same case."""
+    head, _, said = line.partition(", ")
+    return any(said.partition(": ")[2] in one and f"({head.lower()}, " in one for one in shapes if said)
 
 
 def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -313,6 +330,37 @@ def _of_one(results: Sequence[Result], catches: Mapping[str, str]) -> list[str]:
         return []
     lines = of_one(chosen, catches if few else {})
     return lines if chosen.status == "different" else lines[-1:]  # why it did not run stands there already
+
+
+OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
+"""The beginning of the message of a call of a sequence."""
+
+
+def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
+    """Return a line on what calls of sequences have in common if they alone differ, in layers prepared anew too.
+
+    Args:
+        results: the results of one subject.
+        cases: all that it was asked.
+    """
+    sequences = {case.id: case for case in cases if isinstance(case, CallSequence)}
+    wrong = [one for one in results if one.status == "different"]
+    if not wrong or any(one.case not in sequences or any(each.call for each in one.mismatches) for one in wrong):
+        return []
+    of_wrong: list[set[str]] = []
+    of_all: list[set[str]] = []
+    for one in wrong:
+        numbers = {int(found[1]) for each in one.mismatches if (found := OF_CALL.match(each.message))}
+        number = 0
+        for step in sequences[one.case].steps():
+            inputs = step.case.build().inputs
+            has = {each.words for each in FEATURES if each.words and each.present(step.case.config, inputs)}
+            of_all.append(has)
+            of_wrong += [has] * bool(numbers & {number + 1 + at for at in range(step.calls)})
+            number += step.calls
+    shared = sorted(of_wrong[0].intersection(*of_wrong) - of_all[0].intersection(*of_all)) if of_wrong else []
+    having = f"Every call that differs has {' and '.join(shared)}. " * bool(shared)
+    return [f"{having}A layer prepared for such a call alone gives the same: nothing is kept from call to call."]
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:

@@ -49,7 +49,7 @@ class _Broken(ValueError):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Return the arrays of the file. It is read as a whole, since msgpack has no table of contents."""
+    """Open the file as a Checkpoint; it is read as a whole, since msgpack has no table of contents."""
     others: dict[str, str] = {}
     with reading(path, "Flax msgpack"):
         content = _unpacked(path.read_bytes())
@@ -61,7 +61,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
-    """Write a file that flax.serialization.msgpack_restore and from_bytes read."""
+    """Return a context that writes a file for flax.serialization.msgpack_restore and from_bytes."""
     from flax.serialization import msgpack_serialize
 
     tree: dict[str, Any] = {}

@@ -52,7 +52,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
-    """Write a file that keras.saving.load_weights and Model.load_weights read, array by array."""
+    """Return a context that writes a file for keras.saving.load_weights and Model.load_weights, array by array."""
     disk = _Disk(path, "w+b")
     with disk, h5py.File(disk, "w") as file:
 

@@ -53,7 +53,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
-    """Write a file that mx.nd.load, mx.npx.load and Block.load_parameters read, array by array."""
+    """Return a context that writes a file for mx.nd.load, mx.npx.load and Block.load_parameters, array by array."""
     names: list[bytes] = []
     with path.open("wb") as file:
         file.write(struct.pack("<QQQ", FILE_MAGIC, 0, 0))

@@ -49,7 +49,7 @@ class Broken(ValueError):
 
 
 def texts_in(file: BinaryIO) -> list[str]:
-    """Go through the pickle at the file's position, and leave the position behind it.
+    """Return the texts in the pickle at the file's position, and move the position behind the pickle.
 
     Returns:
         Every text in the pickle, in its order.

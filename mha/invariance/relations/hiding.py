@@ -109,7 +109,7 @@ def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
 
 
 def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
-    """Return the sequences with other content where `real`, bool (B, L), is False; with `pad` there, if it is given."""
+    """Return the sequences with other content (`pad`, if it is given) where `real`, bool (B, L), is False."""
     batch_axis, length_axis = trial.template.axes
     done: dict[str, Given] = {}
     found = {}
@@ -251,7 +251,7 @@ def ones_rows(known: Known) -> list[Relation]:
 
 
 def idle_rows(known: Known) -> list[Relation]:
-    """Return a relation for each mask argument that was seen to change nothing.
+    """Return a relation for each mask argument that changed nothing in calls.
 
     The mask of padding is left out, since it has relations of its own.
     """

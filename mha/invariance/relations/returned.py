@@ -54,7 +54,7 @@ def _ask(trial: Trial, known: Known, more: Arguments) -> Pair:
 
 
 def returned_rows(known: Known) -> list[Relation]:
-    """Return a row for each switch that a model has."""
+    """Return a relation for each switch that a model has."""
     names = [name for name in RETURNED if name in known.live.signature]
     if known.live.config is not None:  # it takes them among others
         names += [one for one in ("output_attentions", "output_hidden_states") if one not in names]

@@ -19,7 +19,7 @@ from mha.invariance.trial import Answer, CantBeAsked, Size, Template, Trial
 
 @dataclass(frozen=True)
 class Known:
-    """A collection of what was found out about a model.
+    """A collection of facts about a model.
 
     Attributes:
         live, template: the model, and how it is called.
@@ -96,9 +96,9 @@ _SOME = Allowance("float64", 1.0)
 
 
 def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
-    """Run several ways of testing one relation, and return the pair whose two arrays are farthest apart.
+    """Return the pair whose two arrays are farthest apart, of several ways of testing one relation.
 
-    If the first way raises an error, so does this; other ways that raise errors are left out.
+    An error in the first way is raised; other ways with errors are left out.
     """
     pairs: list[tuple[float, Pair]] = []
     for way in ways:
@@ -130,7 +130,7 @@ class Relation:
             in the model's own dtype.
         brief: whether few items and positions are used, since they show as much.
         odd: whether the number of positions must be odd.
-        threads: whether it is tested once more in the caller's thread, if it holds in another one.
+        threads: whether it is tested in the caller's thread too, after it holds in another one.
     """
 
     id: str

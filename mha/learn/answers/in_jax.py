@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 
 def split_heads(x, num_heads):
@@ -82,3 +83,24 @@ def norm_and_turn(x, weight, eps, positions, base, order):
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     return turned(normed(x)) if order == "before" else normed(turned(x))
+
+
+class MultiHeadAttention(nn.Module):
+    num_hiddens: int
+    num_heads: int
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, queries, keys, values, valid_lens, training=False):
+        def project(name, x):
+            return nn.Dense(self.num_hiddens, use_bias=False, name=name)(x)
+
+        def split(x):  # (B, H, L, d)
+            return x.reshape(*x.shape[:2], self.num_heads, -1).swapaxes(1, 2)
+
+        q, k, v = split(project("w_q", queries)), split(project("w_k", keys)), split(project("w_v", values))
+        allowed = jnp.arange(keys.shape[1]) < valid_lens[:, None, None, None]
+        scores = jnp.where(allowed, q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5, -jnp.inf)
+        weights = nn.Dropout(self.dropout, deterministic=not training)(jax.nn.softmax(scores, axis=-1))
+        heads = (weights @ v).swapaxes(1, 2)
+        return project("w_o", heads.reshape(*heads.shape[:2], -1))

@@ -1,6 +1,6 @@
 """A short right answer to each translation into MXNet; see `in_numpy`."""
 
-from mxnet import np
+from mxnet import gluon, np, npx
 
 
 def split_heads(x, num_heads):
@@ -89,3 +89,24 @@ def norm_and_turn(x, weight, eps, positions, base, order):
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     return turned(normed(x)) if order == "before" else normed(turned(x))
+
+
+class MultiHeadAttention(gluon.nn.Block):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.w_q = gluon.nn.Dense(num_hiddens, use_bias=False, flatten=False)
+        self.w_k = gluon.nn.Dense(num_hiddens, use_bias=False, flatten=False)
+        self.w_v = gluon.nn.Dense(num_hiddens, use_bias=False, flatten=False)
+        self.w_o = gluon.nn.Dense(num_hiddens, use_bias=False, flatten=False)
+        self.dropout = gluon.nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        def split(x):  # (B, H, L, d)
+            return x.reshape(*x.shape[:2], self.num_heads, -1).swapaxes(1, 2)
+
+        q, k, v = split(self.w_q(queries)), split(self.w_k(keys)), split(self.w_v(values))
+        allowed = np.arange(keys.shape[1], dtype="int32") < valid_lens.reshape(-1, 1, 1, 1)
+        scores = np.where(allowed, np.matmul(q, k.swapaxes(2, 3)) / q.shape[-1] ** 0.5, -np.inf)
+        heads = np.matmul(self.dropout(npx.softmax(scores, axis=-1)), v).swapaxes(1, 2)
+        return self.w_o(heads.reshape(*heads.shape[:2], -1))

@@ -85,3 +85,26 @@ def norm_and_turn(x, weight, eps, positions, base, order):
         return tf.concat([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     return turned(normed(x)) if order == "before" else normed(turned(x))
+
+
+class MultiHeadAttention(tf.keras.layers.Layer):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.w_q = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.w_k = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.w_v = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.w_o = tf.keras.layers.Dense(num_hiddens, use_bias=False)
+        self.dropout = tf.keras.layers.Dropout(dropout)
+
+    def call(self, queries, keys, values, valid_lens, training=False):
+        def split(x):  # (B, H, L, d)
+            batch, length, width = x.shape
+            x = tf.reshape(x, (batch, length, self.num_heads, width // self.num_heads))
+            return tf.transpose(x, (0, 2, 1, 3))
+
+        q, k, v = split(self.w_q(queries)), split(self.w_k(keys)), split(self.w_v(values))
+        allowed = tf.range(keys.shape[1]) < valid_lens[:, None, None, None]
+        scores = tf.where(allowed, tf.matmul(q, k, transpose_b=True) / q.shape[-1] ** 0.5, -float("inf"))
+        heads = tf.transpose(self.dropout(tf.nn.softmax(scores), training=training) @ v, (0, 2, 1, 3))
+        return self.w_o(tf.reshape(heads, (*heads.shape[:2], -1)))

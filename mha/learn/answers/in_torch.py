@@ -81,3 +81,24 @@ def norm_and_turn(x, weight, eps, positions, base, order):
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
     return turned(normed(x)) if order == "before" else normed(turned(x))
+
+
+class MultiHeadAttention(torch.nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.w_q = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.w_k = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.w_v = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.w_o = torch.nn.LazyLinear(num_hiddens, bias=False)
+        self.dropout = torch.nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        def split(x):  # (B, H, L, d)
+            return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+        q, k, v = split(self.w_q(queries)), split(self.w_k(keys)), split(self.w_v(values))
+        allowed = torch.arange(keys.shape[1]) < valid_lens[:, None, None, None]
+        scores = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).masked_fill(~allowed, -torch.inf)
+        heads = self.dropout(torch.softmax(scores, dim=-1)) @ v
+        return self.w_o(heads.transpose(1, 2).flatten(2))

@@ -28,6 +28,10 @@ OBJECT_IMPORTS = (
     "from mha_core.subject import WIDTHS, Capabilities"
 )
 
+CLASS_IMPORT = "from mha.learn.running.classes import ClassSubject"
+OF_CLASSES = {"jax": "\nfrom flax import linen as nn", "mxnet": "\nfrom mxnet import gluon"}
+"""Framework -> what a class imports beside what every exercise does."""
+
 
 CALL = Path(__file__).parents[1] / "templates" / "call.txt"
 """The call that somebody starts from who is to catch a hidden bug."""
@@ -59,7 +63,10 @@ def heading(exercise: Exercise) -> str:
         return CATCH_IMPORTS
     if isinstance(exercise, LayerExercise) and exercise.has_state:
         return OBJECT_IMPORTS
-    return DIALECTS[exercise.dialect].heading
+    imports = DIALECTS[exercise.dialect].heading
+    if isinstance(exercise, LayerExercise) and exercise.dialect != NUMPY:
+        return f"{imports}{OF_CLASSES.get(exercise.dialect, '')}\n\n{CLASS_IMPORT}"
+    return imports
 
 
 def code_of(exercise: Exercise) -> str:
@@ -149,5 +156,6 @@ def in_folder(exercise: Exercise, folder: Path) -> Exercise:
     """
     if not (folder / exercise.file).is_file():
         there(folder)
-        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}` writes it")
+        into = "" if exercise.dialect == NUMPY else f" --framework {exercise.dialect}"
+        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}{into}` writes it")
     return exercise

@@ -48,6 +48,8 @@ def answer(exercise: Exercise, dialect: str = "") -> str:
     """
     if isinstance(exercise, CatchExercise):
         return source("larger", "problem")
+    if isinstance(exercise, LayerExercise) and exercise.dialect != NUMPY:
+        return source(f"in_{exercise.dialect}", "MultiHeadAttention")
     if isinstance(exercise, LayerExercise):
         return "\n\n\n".join(
             (source("larger", "Attention" if exercise.has_state else exercise.subject), source("larger", "softmax"))

@@ -6,36 +6,48 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from conformance.bounds.precision import Precision
 from conformance.case_unit import CaseUnit
 from conformance.cases.case import Case
+from conformance.cases.problem import Problem
 from conformance.cases.sequence import Asked
-from conformance.cases.table import all_cases, all_sequences, select
+from conformance.cases.table import all_cases, all_sequences
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
 from conformance.subjects import in_time
+from conformance.subjects.answers import CannotExpress, SubjectFailed
 from conformance.subjects.load import LoadedSubject, load_subject
 from conformance.workers.described import RemoteSubject
 from conformance.workers.execute import call
 from conformance.workers.interpreters import Settings
 from conformance.zoo.bug import Bug
-from mha.learn.exercise import LayerExercise
-from mha.learn.exercises import exercise
+from mha.learn.exercise import NUMPY, LayerExercise
+from mha.learn.exercises import all_exercises, exercise
 from mha.learn.running.attempt import Beginning, Unfit, captured, found
 from mha.learn.running.workshop import ask, home
 from mha.learn.tracks.own import OF_LAYERS
-from mha_core import AttentionConfig, AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.backend import Run
+from mha_core.call.masks import allowed_keys
 from mha_core.errors import SpecError, shown
+from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
 SECONDS = 10.0
 """Seconds that one case may take."""
+
+
+def dtype_of(dialect: str) -> str:
+    """Return the dtype that a layer is judged in: a framework's layers make float32 by themselves."""
+    return "float64" if dialect == NUMPY else "float32"
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
         subject: the name of the layer in that file.
         name: the name of the exercise.
     """
-    reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
+    reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
     if reason:
         return Layered(reason=reason, printed=printed)
     layered: Layered = _worked(_judged, dialect, path, subject, name)
@@ -81,7 +93,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 
 def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
     """Return the explanations that `mha diagnose` finds for these cases, or why the layer can't be run."""
-    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
+    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
     if reason:
         return str(reason)
     try:
@@ -98,14 +110,26 @@ def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *ar
     return call(Settings(), work, _remote(dialect, path, subject), *arguments)
 
 
+def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple[str, ...]:
+    """Return the names of what a layer's output does not depend on in its first cases: inputs, the mask, parameters."""
+    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, exercise.subject, dtype_of(dialect))
+    if reason:
+        return ()
+    try:
+        names: tuple[str, ...] = _worked(_unread, dialect, path, exercise.subject, exercise.name, case)
+    except (SpecError, SubjectFailed, CannotExpress):
+        return ()
+    return names
+
+
 def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
     spec = f"{Path(path).stem}:{subject}"
     return RemoteSubject(
         spec=spec,
         name=subject,
-        dtype="float64",
+        dtype=dtype_of(dialect),
         device="cpu",
-        precision=Precision.of("float64"),
+        precision=Precision.of(dtype_of(dialect)),
         selector=f"--subject {spec}",
         origin=spec,
         limit=SECONDS,
@@ -119,7 +143,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
     """Return the cases and the sequences of calls that judge a layer, those in `first` first."""
-    full = [case.id for case in all_cases() if _is_full(case)]
+    full = [case.id for case in all_cases() if _is_full(case) and not one.alone]
     sequences = [
         sequence.id
         for sequence in (all_sequences() if one.has_state else ())
@@ -137,7 +161,7 @@ def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:
         assert result is not None
         if result.status == "unsupported":
             unsupported += 1
-            if case in one.first:
+            if case in (*one.first, *one.own):
                 return Layered(result, right, unsupported)
         elif result.status != "equal":
             return Layered(result, right, unsupported)
@@ -146,9 +170,57 @@ def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:
     return Layered(None, right, unsupported)
 
 
+def _unread(subject: RemoteSubject | LoadedSubject, name: str, case: str) -> tuple[str, ...]:
+    one = exercise(name)
+    assert isinstance(one, LayerExercise)
+    asked = {*one.first, case}
+    moved: dict[str, bool] = {}
+    for problem in (_with_whole_mask(each.build()) for each in (*all_cases(), *one.own) if each.id in asked):
+        mine, right = _output(subject, problem), _right(problem)
+        if np.isnan(mine).all():  # anything may be its reason
+            continue
+        for argument, other in _with_others(problem, "mask" if "mask" in one.parameters else "allowed"):
+            if not np.allclose(right, _right(other), equal_nan=True):
+                moves = not np.allclose(mine, _output(subject, other), rtol=0.0, atol=1e-6, equal_nan=True)
+                moved[argument] = moved.get(argument, False) or moves
+    return tuple(argument for argument, moves in moved.items() if not moves)
+
+
+def _with_whole_mask(problem: Problem) -> Problem:
+    """The same problem with a mask of one array."""
+    allowed = allowed_keys(problem.inputs.mask, problem.sizes, problem.config.num_heads)
+    return replace(problem, inputs=replace(problem.inputs, mask=AttentionMask(allowed=allowed)))
+
+
+def _output(subject: RemoteSubject | LoadedSubject, problem: Problem) -> NDArray:
+    return np.asarray(subject.prepare(problem.config, problem.weights)(problem.inputs).output)
+
+
+def _right(problem: Problem) -> NDArray:
+    return np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
+
+
+def _with_others(problem: Problem, mask: str) -> Iterator[tuple[str, Problem]]:
+    """Name of an argument, and the problem with another one in its place."""
+    inputs, weights = problem.inputs, problem.weights
+    for name in ("queries", "keys", "values"):
+        other: Any = {name: np.roll(getattr(inputs, name), 1, -1)}
+        yield name, replace(problem, inputs=replace(inputs, **other))
+    rolled = AttentionMask(allowed=np.roll(inputs.mask.allowed, 1, -2))  # of the queries: what is padding stays so
+    yield mask, replace(problem, inputs=replace(inputs, mask=rolled))
+    for name, parameter in weights.items():
+        yield f'weights["{name}"]', replace(problem, weights={**weights, name: np.roll(parameter, 1, -1)})
+
+
 def _is_full(case: Case) -> bool:
     """Whether no array is empty: no exercise asks for empty ones."""
     return min(case.batch, case.query_len, case.key_len) > 0
+
+
+def _own_cases() -> tuple[Case, ...]:
+    """The cases of layers that are in no table, each once."""
+    own = [case for one in all_exercises() if isinstance(one, LayerExercise) for case in one.own]
+    return tuple({case.id: case for case in own}.values())
 
 
 def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) -> Explained:
@@ -156,9 +228,10 @@ def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) ->
 
     The returned bugs have no steps (functions), since these can't be sent to another process.
     """
-    found = diagnose(subject, select(cases), bugs=OF_LAYERS)
+    asked = [case for case in (*all_cases(), *_own_cases()) if case.id in cases]
+    found = diagnose(subject, asked, bugs=OF_LAYERS)
     if not found.explanations:
-        found = diagnose(subject, select(cases))
+        found = diagnose(subject, asked)
     explanations = found.explanations or found.partly
     sent = {bug: replace(bug, forward={}, backward={}) for one in explanations for bug in one.bugs}
     return bool(found.explanations), tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)
@@ -193,12 +266,12 @@ _layers: dict[str, LoadedSubject] = {}
 """Path -> the subject of the file, as it was when it was last prepared."""
 
 
-def prepared(path: str, subject: str) -> tuple[str, str]:
+def prepared(path: str, subject: str, dtype: str) -> tuple[str, str]:
     """Import the file anew; return why this fails, in one line ("" if it does not), and what the file printed."""
     held = Beginning()
     with captured(held):
         try:
-            loaded = _loaded(path, subject)
+            loaded = _loaded(path, subject, dtype)
         except (SpecError, Unfit) as error:
             return shown(str(error), 300), held.getvalue()
     _layers[path] = replace(loaded, original=_Quiet(loaded.original, held))
@@ -216,7 +289,7 @@ def printed_by(path: str) -> str:
     return quiet.held.getvalue()
 
 
-def _loaded(path: str, subject: str) -> LoadedSubject:
+def _loaded(path: str, subject: str, dtype: str) -> LoadedSubject:
     """The subject of a file, imported anew."""
     found(path, subject)  # words for a file that is empty, or can't be imported
     file = Path(path)
@@ -227,6 +300,6 @@ def _loaded(path: str, subject: str) -> LoadedSubject:
     sys.path.insert(0, str(file.parent))
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
-        return load_subject(f"{file.stem}:{subject}", "float64", time_limit=SECONDS)
+        return load_subject(f"{file.stem}:{subject}", dtype, time_limit=SECONDS)
     finally:
         sys.dont_write_bytecode = bytecode

@@ -26,7 +26,7 @@ An exercise asks for nothing that is taught only after it.
 
 EXTRA: dict[str, tuple[str, ...]] = {
     "scaling": ("deviation-of-scores",),
-    "layer": ("groups", "module-with-state"),
+    "layer": ("class-in-torch", "class-in-tf", "class-in-jax", "class-in-mxnet", "groups", "module-with-state"),
     "positions": ("window", "turn-halves", "turn-pairs", "turned-scores"),
     "block": ("rms-norm", "norm-and-turn"),
 }
@@ -71,6 +71,7 @@ RULES_IN_WORDS = {
     "has weight NaN, and the masked ones have 0.",
     "inputs": "Rule: queries, keys, values and the output may each have a width of their own.",
     "padding": "Rule: padding has no influence. Its rows of keys and values, NaN too, become 0 before they are used.",
+    "past": "Rule: keys and values of the past stand before the new ones, and every mask counts both.",
     "head-order": "Rule: the first d channels belong to head 0, the next d to head 1, and so on.",
 }
 """Rule of the definition -> what it says in the words of the lessons."""
@@ -154,6 +155,7 @@ ROWS = {
     "decoding-step": Row(
         3, 20, "With a cache, a step is the layer on one query; the positions go on where the past ends."
     ),
+    "class": Row(2, 15, "A class makes its matrices at the first call, and computes the same in each framework."),
     # experiment
     "weights-by-angle": Row(
         1,
@@ -180,4 +182,4 @@ def row_of(exercise: Exercise) -> Row:
     if exercise.track == "translate":
         name = exercise.function.replace("_", "-")
         return ROWS.get(f"{name}-of") or ROWS[name]
-    return ROWS[exercise.name]
+    return ROWS[exercise.name.removesuffix(f"-in-{exercise.dialect}")]

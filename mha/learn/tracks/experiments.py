@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -60,6 +61,11 @@ def _deviations(*widths: int) -> tuple[Interval, ...]:
     )
 
 
+def _mean_size(width: int) -> float:
+    """The mean of |q.k|, by chi distributions."""
+    return 2.0 * math.exp(math.lgamma((width + 1) / 2) - math.lgamma(width / 2)) / math.sqrt(math.pi)
+
+
 EXERCISES = (
     StepExercise(
         name="weights-by-angle",
@@ -86,6 +92,36 @@ EXERCISES = (
         arguments=(Value("head_dim", "int"), Value("scaled", "bool")),
         intervals=_deviations(1, 16, 100),
         drawn=lambda number: _deviations(2 + number % 14, 17 + number % 83),
+        mistakes=(
+            (
+                "This is the variance, the square of the deviation: use .std(), or take the root.",
+                lambda width, scaled: 1.0 if scaled else width,
+            ),
+            (
+                "Your answer does not depend on `scaled`: where it is True, divide q.k by sqrt(head_dim).",
+                lambda width, scaled: width**0.5,
+            ),
+            (
+                "Your answer does not depend on `scaled`: where it is False, q.k stays as it is.",
+                lambda width, scaled: 1.0,
+            ),
+            (
+                "Where `scaled` is True, q.k is divided by head_dim. Divide by its root.",
+                lambda width, scaled: width**-0.5 if scaled else width**0.5,
+            ),
+            (
+                "Where `scaled` is True, q.k is multiplied by sqrt(head_dim). Divide by it.",
+                lambda width, scaled: width if scaled else width**0.5,
+            ),
+            (
+                "True and False are exchanged: q.k is divided by sqrt(head_dim) where `scaled` is True.",
+                lambda width, scaled: width**0.5 if scaled else 1.0,
+            ),
+            (
+                "This is the mean of |q.k|, not the deviation: use .std().",
+                lambda width, scaled: _mean_size(width) / (width**0.5 if scaled else 1.0),
+            ),
+        ),
     ),
     HeadsExercise(
         name="head-importance",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,41 @@ def _weights(query: float, keys: NDArray) -> NDArray:
 _DEGREES = 36.0 * np.arange(10)
 _RADIANS = "np.cos and np.sin take radians, and were given degrees: np.deg2rad(degrees)."
 
+
+def _new_first(past: NDArray | None, new: NDArray, padding: NDArray) -> NDArray:
+    """Keys of the cache, 0 where they are padding, behind the new ones."""
+    if past is None:
+        return new
+    return np.concatenate([new, np.where(padding[:, None, : past.shape[2], None], 0.0, past)], axis=2)
+
+
+EXPONENTS: dict[str, Callable[[NDArray, int], NDArray]] = {
+    "-k / r": lambda k, r: -k / r,
+    "2 * k / r": lambda k, r: 2.0 * k / r,
+    "k / r": lambda k, r: k / r,
+    "-4 * k / r": lambda k, r: -4.0 * k / r,
+    "-2 * k": lambda k, r: -2.0 * k,
+    "-k": lambda k, r: -1.0 * k,
+    "0": lambda k, r: 0.0 * k,
+}
+"""Exponents that people write in place of -2 k / r."""
+
+
+def _turned(exponent: str, *, halves: bool) -> Candidate:
+    """Pairs of channels that turn by angles with another exponent of the base."""
+
+    def turned(x: NDArray, positions: NDArray, width: int, base: float) -> NDArray:
+        k = np.arange(width // 2)
+        angles = positions[:, None, :, None] * base ** EXPONENTS[exponent](k, width)
+        first, second = (k, k + width // 2) if halves else (2 * k, 2 * k + 1)
+        found, a, b = x.copy(), x[..., first], x[..., second]
+        found[..., first] = a * np.cos(angles) - b * np.sin(angles)
+        found[..., second] = b * np.cos(angles) + a * np.sin(angles)
+        return found
+
+    return f"Pair k turns by position * base ** ({exponent}). The exponent is -2 k / r.", turned
+
+
 OWN: dict[str, tuple[Candidate, ...]] = {
     "dot-products": (
         (
@@ -53,6 +89,32 @@ OWN: dict[str, tuple[Candidate, ...]] = {
         (
             "It is divided by the sum of the weights. A row may be all 0, and 0 / 0 is NaN: take weights as they come.",
             lambda weights, values: weights @ values / weights.sum(-1, keepdims=True),
+        ),
+    ),
+    "merge": (
+        (
+            "Heads are added. They stand side by side: the channels of head 0, then those of head 1.",
+            lambda heads: np.concatenate([heads.sum(1)] * heads.shape[1], -1),
+        ),
+    ),
+    "output": (
+        (
+            "Heads are added, and read by the first d columns of the weight. They stand side by side: merge them.",
+            lambda heads, weight, bias: heads.sum(1) @ weight[:, : heads.shape[-1]].T + (0.0 if bias is None else bias),
+        ),
+    ),
+    "groups": (
+        (
+            "Every query head reads key head 0. Query head h reads key head h // (H // G).",
+            lambda queries, keys: _products(queries, keys[:, :1]),
+        ),
+        (
+            "Every query head reads the last key head. Query head h reads key head h // (H // G).",
+            lambda queries, keys: _products(queries, keys[:, -1:]),
+        ),
+        (
+            "Every query head reads the mean of the key heads. Query head h reads key head h // (H // G).",
+            lambda queries, keys: _products(queries, keys.mean(1, keepdims=True)),
         ),
     ),
     "scores": (
@@ -99,8 +161,28 @@ OWN: dict[str, tuple[Candidate, ...]] = {
         (f"Of the query: {_RADIANS}", lambda degrees: _weights(degrees, np.deg2rad(_DEGREES))),
         (f"Of the keys: {_RADIANS}", lambda degrees: _weights(np.deg2rad(degrees), _DEGREES)),
     ),
+    "past": (
+        ("New keys stand before those of the cache. The cache comes first.", _new_first),
+        (
+            "Padded rows of the cache are multiplied by 0, and 0 * NaN is NaN. Choose: np.where(padding, 0, past).",
+            lambda past, new, padding: (
+                new if past is None else np.concatenate([past * ~padding[:, None, : past.shape[2], None], new], axis=2)
+            ),
+        ),
+    ),
+    "turn-halves": tuple(_turned(one, halves=True) for one in EXPONENTS),
+    "turn-pairs": tuple(_turned(one, halves=False) for one in EXPONENTS),
 }
 """Exercise -> its candidates."""
+
+OTHER_SHAPES: dict[str, tuple[Candidate, ...]] = {
+    "merge": (
+        ("Heads are added. They stand side by side, in H * d channels.", lambda heads: heads.sum(1)),
+        ("Heads are averaged. They stand side by side, in H * d channels.", lambda heads: heads.mean(1)),
+        ("This is head 0 alone. All heads stand side by side, in H * d channels.", lambda heads: heads[:, 0]),
+    ),
+}
+"""Exercise -> candidates that return another shape."""
 
 
 def candidates_of(exercise: StepExercise) -> tuple[Candidate, ...]:
@@ -158,14 +240,21 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 """What may be given in place of an argument: words, and the function that makes it."""
 
 
+@cache
+def right_function(exercise: StepExercise) -> Callable[..., Any]:
+    """Return the short right answer in NumPy, as a function."""
+    space: dict[str, Any] = {"np": np}
+    exec(answer(exercise, NUMPY), space)
+    right: Callable[..., Any] = space[exercise.function]
+    return right
+
+
 def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
     """Yield candidates (sentence, function) that compute the right answer for other arguments than the given ones.
 
     Such an argument is changed in one way, such as reversed.
     """
-    space: dict[str, Any] = {"np": np}
-    exec(answer(exercise, NUMPY), space)
-    right = space[exercise.function]
+    right = right_function(exercise)
     for number, one in enumerate(exercise.arguments):
         for words, change in CHANGES.items():
 

@@ -39,6 +39,19 @@ COUNTS = "and not minus infinity: a masked key still counts."
 WHERE = "np.where(allowed, weights, 0)"
 
 
+NO_MASK = "The mask changes nothing: a masked key counts as any other. Mask with -inf."
+NOT_INFINITY = "not minus infinity: a masked key still counts. Mask with -inf; a row without a key has weights of 0."
+
+
+def _short(number: float) -> str:
+    """A number as people write it.
+
+    >>> _short(-1e9), _short(-32768.0), _short(0.0)
+    ('-1e9', '-32768', '0')
+    """
+    return f"{number:g}".replace("e+0", "e").replace("e+", "e")
+
+
 def _rows(scores: NDArray, allowed: NDArray) -> tuple[NDArray, ...]:
     """The rows of each kind, bool (...)."""
     finite, has_key = np.isfinite(scores).all(-1), allowed.any(-1)
@@ -100,11 +113,11 @@ def _nan(scores: NDArray, allowed: NDArray) -> NDArray:
 
 def _mistakes() -> Iterator[tuple[int, Weights, str]]:
     """Kind of rows, the weights in them, and the sentence."""
-    rest = "not minus infinity: a masked key still counts. Mask with -inf; a row without a key has weights of 0."
     for fill in FILLS:
-        number = f"such as {fill:g}".replace("e+0", "e").replace("e+", "e") if fill else "0"
-        yield READ_FINITE, partial(_filled, fill), f"Masked scores become a number, {number}, {rest}"
-        yield READ_FINITE, partial(_fill_added, fill), f"A number is added to masked scores, {number}, {rest}"
+        number = f"such as {_short(fill)}" if fill else "0"
+        yield READ_FINITE, partial(_filled, fill), f"Masked scores become a number, {number}, {NOT_INFINITY}"
+        words = f"A number is added to masked scores, {number}, {NOT_INFINITY}" if fill else NO_MASK
+        yield READ_FINITE, partial(_fill_added, fill), words
     of_matrix = f"over the whole matrix, not over each row: rows far below it become 0 / 0. {OWN_MAXIMUM}"
     of_mean = (
         "The mean of the row is subtracted, and not its maximum: the exponential of the largest score can still be "
@@ -163,3 +176,11 @@ def _mistakes() -> Iterator[tuple[int, Weights, str]]:
 SOFTMAX: tuple[Candidate, ...] = tuple(
     (sentence, partial(_wrong_in, kind, weights)) for kind, weights, sentence in _mistakes()
 )
+
+
+def filled(fill: float, *, is_added: bool) -> Candidate:
+    """Return the mistake of a number that stands in place of masked scores, or is added to them."""
+    weights = _fill_added if is_added else _filled
+    what = f"{_short(fill)} is added to masked scores" if is_added else f"Masked scores become {_short(fill)}"
+    words = f"{what}, {NOT_INFINITY}" if fill or not is_added else NO_MASK
+    return words, partial(_wrong_in, READ_FINITE, partial(weights, fill))

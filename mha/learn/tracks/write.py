@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from conformance.cases.case import Case, Rng
 from conformance.cases.parts import case, fixed
 from mha.learn.exercise import Value
 from mha.learn.tracks.table import (
@@ -36,9 +39,11 @@ from mha.learn.tracks.table import (
     projection,
     side,
     step,
+    tiny,
     window_case,
 )
 from mha_core import AttentionConfig, AttentionMask
+from mha_core.reference.state import State
 
 HEADS = Value("heads", "float64 (B, H, L, d)", "heads")
 UNSCALED = Value("scores", "float64 (B, H, Lq, Lk)", "unscaled")
@@ -52,6 +57,24 @@ GROUPS = step(
     rules=("grouped-heads",),
     config=AttentionConfig(4, 4, num_kv_heads=2, bias=True),
 )
+
+
+def new_keys(state: State) -> Any:
+    """Return the new keys, 0 where they are padding: (B, G, Lk - Lp, d)."""
+    return np.where(state["padding"][:, None, state.sizes.past_len :, None], 0.0, state["new_keys"])
+
+
+def with_new_keys(arrays: Mapping[str, Any]) -> Any:
+    """Return all keys, of which those of `new_keys` come last: (B, G, Lk, d)."""
+    keys, number = arrays["keys"], arrays["new_keys"].shape[2]
+    is_new = np.arange(keys.shape[2])[:, None] >= keys.shape[2] - number
+    return np.where(is_new & np.asarray(arrays["padding"], bool)[:, None, :, None], 0.0, keys)
+
+
+def padded_within(rng: Rng, case: Case) -> AttentionMask:
+    """Return a mask that allows no query key 1, of the past, and the last key, a new one."""
+    return AttentionMask(allowed=~np.isin(np.arange(case.key_len), (1, case.key_len - 1)))
+
 
 EXERCISES = (
     step(
@@ -268,17 +291,21 @@ EXERCISES = (
         config=TWO_HEADS,
     ),
     GROUPS,
-    step(
-        "past",
-        "Put the keys of a decoding cache before the new ones; rows of the cache that are padding become 0.",
-        (
-            Value("past", "float64 (B, G, Lp, d), or None", lambda state: state.inputs.past_keys),
-            Value("new", "float64 (B, G, Lk - Lp, d)", "new_keys"),
-            Value("padding", "bool (B, Lk): keys, past ones first, that no query may attend to", "padding"),
+    replace(
+        step(
+            "past",
+            "Put the keys of a decoding cache before the new ones. Rows of the cache that are padding become 0: they "
+            "may hold anything, NaN too. Padded rows of the new keys are 0 already.",
+            (
+                Value("past", "float64 (B, G, Lp, d), or None", lambda state: state.inputs.past_keys),
+                Value("new", "float64 (B, G, Lk - Lp, d): 0 where it is padding", new_keys),
+                Value("padding", "bool (B, Lk): True = padding; the Lp rows of the cache come first", "padding"),
+            ),
+            Value("keys", "float64 (B, G, Lk, d)", with_new_keys),
+            ("prime", "past", "past-padded", "decoding-step"),
+            rules=("past", "padding"),
+            covers=("keys",),
         ),
-        Value("keys", "float64 (B, G, Lk, d)", "keys"),
-        ("prime", "past", "past-padded", "decoding-step"),
-        rules=("past", "padding"),
-        past_len=1,
+        tiny=tuple(replace(one, key_len=one.key_len + 2, past_len=2) for one in tiny(mask=padded_within)),
     ),
 )

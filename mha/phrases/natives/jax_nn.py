@@ -12,7 +12,7 @@ from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_ax
 
 
 class JaxDotProductAttention(Native):
-    """A function of heads, which stand behind the length."""
+    """The Native of a function of heads, whose axis stands behind the length."""
 
     id = "jax-nn"
     path = "jax.nn.dot_product_attention"

@@ -14,7 +14,7 @@ AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
 
 
 class LinenMultiHeadDotProductAttention(Native):
-    """A module without arrays: they come and go as `variables`."""
+    """The Native of linen's module, whose arrays are kept outside it, in `variables`."""
 
     id = "linen"
     path = "flax.linen.MultiHeadDotProductAttention"

@@ -12,13 +12,17 @@ from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom
 
 
 class MxnetInterleaved(Native):
-    """What Sockeye and GluonNLP build their layers from."""
+    """The Native of the operators from which Sockeye and GluonNLP build their layers."""
 
     id = "mxnet"
     path = "mxnet.nd.contrib.interleaved_matmul_encdec_qk"
     framework = "mxnet"
     others = ("gluon", "mxnet.gluon", "mx.gluon", "mx.nd.contrib.interleaved_matmul_encdec_qk")
-    imports = ("import mxnet as mx",)
+    imports = (
+        "import numpy",
+        "numpy.bool = numpy.bool_  # MXNet 1.9.1 reads a name that NumPy 1.24 took out",
+        "import mxnet as mx",
+    )
     dtypes = ("float32",)
     layers = ("backends.mxnet.native.subjects:Interleaved*",)
     lacks: ClassVar[Mapping[str, Lack]] = {

@@ -49,7 +49,7 @@ class TorchMultiheadAttention(Native):
     )
 
     def make(self, making: Making) -> list[str]:
-        """In eval(), or in train() where dropout is to act."""
+        """Return the lines that make the layer, in train() if dropout is to act, else in eval()."""
         bias = "" if making.bias else "False"
         made = call_of(self.path, making.width, making.heads, dropout=making.dropout, bias=bias, batch_first="True")
         return [f"layer = {made}"]
@@ -57,7 +57,7 @@ class TorchMultiheadAttention(Native):
     def call(self, making: Making, calling: Calling) -> list[str]:
         """Return the lines of the call.
 
-        Masks of True and False stay two arguments; beside a mask of added numbers, they become such numbers too.
+        Bool masks stay two arguments; beside a mask of added numbers, they become added numbers too.
         """
         lines = ["layer.train()" if calling.training else "layer.eval()"] if making.dropout else []
         given: dict[str, str] = {}

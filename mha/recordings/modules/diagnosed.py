@@ -40,7 +40,7 @@ UNREAD = ("Nothing here knows its class.", "It does not give what its projection
 
 @dataclass(frozen=True)
 class Suspect:
-    """A wrong module: its class, and whether its parameters are the original's, in the words of a `ModuleResult`."""
+    """A wrong module: its class, and whether its parameters are the original's, in words of `ModuleResult`."""
 
     kind: str
     parameters: str
@@ -80,7 +80,7 @@ def diagnosed(
 ) -> dict[str, str]:
     """Return name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
 
-    A recorded layer belongs to the module of its name; if that was not judged, to the one directly around it. If the
+    A recorded layer belongs to the module of its name; if that was not judged, to the next module around it. If the
     diagnosis of one layer explains others of its class with the same first wrong array, these are not diagnosed again.
 
     Args:

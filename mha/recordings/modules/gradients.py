@@ -62,7 +62,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """Return the output, changed so that its gradients are recorded here."""
+        """Return the output, changed so that this recorder gets its gradients."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -137,9 +137,9 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Return the function `call` that a framework's `pulled` takes.
+    """Return the argument `call` of a framework's `pulled`: a function that runs a module.
 
-    It runs a module on `arguments`, in which it replaces some inputs, and returns the floating-point outputs by place.
+    It runs the module on `arguments` with some inputs replaced, and returns the floating-point outputs by place.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:

@@ -20,7 +20,7 @@ CHUNK = 1 << 20
 class Numbers:
     """A count of numbers, and the sum of their hashes modulo 2**64.
 
-    They do not change if an array is transposed or reshaped; those of its pieces add up to its own.
+    They do not change if an array is transposed or reshaped. The Numbers of its pieces add up to its own.
 
     >>> x = np.arange(6.0).reshape(2, 3)
     >>> numbers_of(x) == numbers_of(x.T) == numbers_of(x[:1]) + numbers_of(x[1:])
@@ -48,7 +48,7 @@ NONE = Numbers(0, 0)
 
 
 class Order(NamedTuple):
-    """Three hashes of an array that tell in which order its numbers stand. The rows run along its first axis.
+    """Three hashes of an array that tell the order of its numbers. The rows run along its first axis.
 
     Attributes:
         sequence: a hash that changes if any numbers change places.

@@ -93,7 +93,7 @@ class ModuleRecorder:
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
     def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
-        """Note the inputs of a call before the call can change them; `call` is None if they can't be seen."""
+        """Note the inputs of a call before it can change them; `call` is None if nobody can see them."""
         if self._paused:
             return
         if call is None:
@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Note the output of a call, and return it. If gradients are recorded, the output's own gradients are noted."""
+        """Note the output of a call. If gradients are recorded, return it tapped for them; else return None."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a recorded module: its shape, and in place of its array hashes, as `Numbers` and `Order`."""
+    """A parameter of a recorded module: its shape, and hashes in place of its array (`Numbers` and `Order`)."""
 
     shape: tuple[int, ...]
     numbers: Numbers
@@ -90,7 +90,7 @@ class ModuleCall:
     Attributes:
         module: position of the module.
         within: position of the call in which it was made; None if no recorded call made it.
-        given, gave: its input and output arrays; `gave` is None if the call ended in an error.
+        given, gave: the input and the output arrays; `gave` is None if the call ended in an error.
         plain: the other values that it was given, by place.
         unread: places and classes of inputs and outputs that can't be read.
         unread_outputs: the outputs in `unread`.
@@ -262,9 +262,9 @@ class ModuleRecording:
 
 
 def plain(found: Any) -> Any:
-    """Return the content of a file, with every name and class in it as `shown` writes it.
+    """Return the content of a file, with every name and class in the form of `shown`.
 
-    Text that a module was given as an input (at the key "is") stays as it was, since the original is given it too.
+    A text that was an input of a module (at the key "is") stays, since the original is given it too.
     """
     if isinstance(found, str):
         return shown(found, LONGEST_MESSAGE)

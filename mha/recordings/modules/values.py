@@ -44,7 +44,7 @@ def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) -> Any:
-    """Return the value with `change(place, leaf)` in place of each leaf; everything else is of the same type.
+    """Return the value with `change(place, leaf)` in place of each leaf; tuples, lists and so on keep their types.
 
     >>> changed({"x": 1, "rest": (2, None)}, lambda place, leaf: leaf if leaf is None else -leaf)
     {'x': -1, 'rest': (-2, None)}
@@ -71,7 +71,7 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
 
 
 def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
-    """Return a leaf as it is now: an object that the call may change (such as a cache) is copied."""
+    """Return a leaf in its present state: an object that the call may change (such as a cache) is copied."""
     plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
     if plain or as_array(leaf) is not None:
         return leaf
@@ -82,7 +82,7 @@ def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
 
 
 def named(call: inspect.BoundArguments) -> dict[str, Any]:
-    """Return the arguments of a call by name, as they were given; those among *args by their number."""
+    """Return the arguments of a call by name, as the caller gave them; those among *args by number."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         kind = call.signature.parameters[name].kind

@@ -67,7 +67,7 @@ def recorded_modules(
 ) -> Iterator[WholeRecording]:
     """Return a context whose value is a WholeRecording of the modules of `target`; see `mha.capture`.
 
-    Calls are recorded within the value's own context `watched`. SpecError without a path.
+    The value's own context `watched` records calls. SpecError without a path.
     """
     if path is None:
         raise SpecError("modules=True needs a file to write to")

@@ -25,13 +25,13 @@ def lost_residual(inside: Inside) -> Found:
 
 
 def scaled_residual(inside: Inside) -> Found:
-    """A residual is multiplied by the root of its width before it is added to a part's output."""
+    """Yield outputs where a residual is multiplied by the root of its width before a part's output is added."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y + (np.sqrt(one.r.shape[-1]) - 1.0) * one.r})
 
 
 def residual_beyond_norm(inside: Inside) -> Found:
-    """A residual is taken from behind a norm and not from before it, or the reverse."""
+    """Yield outputs where a residual is taken after a norm in place of before it, or the reverse."""
     for one in inside.sums:
         for norm in one.before:
             yield inside.exact_with({one.part: one.part.y + (norm.y - norm.x)})
@@ -40,7 +40,7 @@ def residual_beyond_norm(inside: Inside) -> Found:
 
 
 def norm_beyond_sum(inside: Inside) -> Found:
-    """A norm is applied to a part's output before the residual is added and not to the sum, or the reverse."""
+    """Yield outputs where a norm acts on a part's output in place of its sum with the residual, or the reverse."""
     for one in inside.sums:
         for norm in one.norms:
             yield inside.exact_with({norm: inside.alone(norm, one.part.y) + one.r})
@@ -49,7 +49,7 @@ def norm_beyond_sum(inside: Inside) -> Found:
 
 
 def exchanged_norms(inside: Inside) -> Found:
-    """Two norms that follow each other stand in each other's places."""
+    """Yield outputs where two norms that follow each other are exchanged."""
     numbers = [inside.original.modules[norm.module].numbers for norm in inside.norms]
     for (first, own), (second, others) in pairwise(zip(inside.norms, numbers, strict=True)):
         if first.top != second.top and first.x.shape == second.x.shape and own != others:
@@ -59,7 +59,7 @@ def exchanged_norms(inside: Inside) -> Found:
 
 
 def other_scale(inside: Inside) -> Found:
-    """The scores of attention are halved, because the queries are."""
+    """Yield outputs where the scores of attention are halved, because the queries are."""
     named = [part for part in inside.parts if QUERIES.fullmatch(re.split(r"[./]", part.name)[-1].lower()) and part.gave]
     last = {part.call.within: part for part in named}  # a norm of queries would undo what is done before it
     for part in last.values():

@@ -32,7 +32,7 @@ class PartCall:
         call: the call in the original's own run.
         module, turn: its module, and how often that module was called before.
         name, kind: name and class of the module.
-        top: position of the call of a direct part of the module around: this call, or the one that it was made within.
+        top: position of the outermost call inside the module within which this call was made; or of this call.
     """
 
     call: OriginalCall
@@ -46,7 +46,7 @@ class PartCall:
 
     @property
     def is_norm(self) -> bool:
-        """Return whether the part normalises: it makes one array into one of the same shape."""
+        """Return whether the part is a norm by its class, and makes one array into one of the same shape."""
         one = len(self.given) == len(self.gave) == 1
         return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
 
@@ -66,8 +66,8 @@ class Sum:
     """A residual sum r + p.
 
     Attributes:
-        r: what was added to what a part gave.
-        part: the part that gave p.
+        r: the array that was added to a part's output.
+        part: the part with the output p.
         before: the norms that have r as their input.
         after: the norms that have r as their output.
         norms: the norms that have the sum as their input.
@@ -81,7 +81,7 @@ class Sum:
 
 
 class Inside:
-    """A look inside one module: its parts, and what it gives if a part gives something else.
+    """A look inside one module: its parts, and its outputs if a part gives something else.
 
     Args:
         ready: a judged call of the module.
@@ -92,9 +92,9 @@ class Inside:
 
     @cached_property
     def parts(self) -> list[PartCall]:
-        """Return the calls of the parts when the original's module runs on what the port's was given.
+        """Return the calls of the parts when the original's module runs on the inputs of the port's.
 
-        [] if it can't be run so, or if fewer than 2 or more than MOST_PARTS calls are made inside.
+        [] if it can't be run on them, or makes fewer than 2 or more than MOST_PARTS calls.
         """
         try:
             return list(self._parts(self.ready.given))
@@ -108,9 +108,9 @@ class Inside:
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """Return the sums `array + what a part gave` that go into another part, or out of the module.
+        """Return the sums `array + output of a part` that go into another part, or out of the module.
 
-        They are looked for on other inputs than the recorded ones, where adding an array of zeros, say, would not show.
+        The search uses other inputs than the recorded ones, where adding an array of zeros, say, would not show.
         """
         rng = np.random.default_rng(0)
         masks = self.ready.mask_places
@@ -153,16 +153,16 @@ class Inside:
                 )
 
     def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
-        """Return what the module gives in float64, by place, if the parts in `instead` give these arrays."""
+        """Return the module's outputs in float64, by place, if the parts in `instead` give these arrays."""
         return self._run(instead, tell=False)
 
     def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:
-        """Return the first array that `part` is given if the parts in `instead` give these arrays."""
+        """Return the first input of `part` if the parts in `instead` give these arrays."""
         found = self._run({**instead, part: part.y}, tell=True)
         return next(array for place, array in found.items() if place[:3] == (PASSED, str(part.module), str(part.turn)))
 
     def alone(self, part: PartCall, x: NDArray) -> NDArray:
-        """Return the first array that `part` gives if its first input is `x`."""
+        """Return the first output of `part` if its first input is `x`."""
         found = self.original.run(part.call, [{**part.given, next(iter(part.given)): x}], "float64")[0]
         return found[next(iter(part.gave))]
 

@@ -23,7 +23,7 @@ Found = Iterator[Mapping[Place, NDArray]]
 
 
 def epsilon(value: float) -> Callable[[Inside], Found]:
-    """Return a norm has another epsilon."""
+    """Return a bug: a norm has another epsilon."""
 
     def mutant(inside: Inside) -> Found:
         held, ready = inside.ready.held, inside.ready
@@ -47,7 +47,7 @@ def _set(held: Any, name: str, value: float) -> Iterator[None]:
 
 
 def lost_bias(inside: Inside) -> Found:
-    """A module that has a bias and no parts does not add its bias."""
+    """Yield the outputs of a module (with a bias, without parts) that does not add its bias."""
     ready = inside.ready
     for name, parameter in ready.parameters().items() if ready.leaf else ():
         if name.endswith(("bias", "beta")) and parameter.ndim == 1 and parameter.any():
@@ -59,7 +59,7 @@ def lost_bias(inside: Inside) -> Found:
 
 
 def other_gelu(inside: Inside) -> Found:
-    """A module computes the GELU with tanh and not the one with erf, or the reverse."""
+    """Yield the outputs of a module that computes GELU with tanh in place of erf, or the reverse."""
     ready = inside.ready
     if "gelu" not in ready.kind.lower() or not ready.leaf or len(ready.exact) != 1:
         return
@@ -88,18 +88,18 @@ def moved_index(inside: Inside) -> Found:
 
 
 def scaled_rows(inside: Inside) -> Found:
-    """What is looked up is multiplied by the root of its width."""
+    """Yield the outputs of a look-up whose rows are multiplied by the root of their width."""
     if _looks_up(inside):
         yield {place: array * sqrt(array.shape[-1]) for place, array in inside.ready.exact.items()}
 
 
 def norm_in_16_bits(inside: Inside) -> Found:
-    """A norm in a 16-bit model computes each step in 16 bits, not in float32."""
+    """Yield the outputs of a norm in a 16-bit model that computes each step in 16 bits, not in float32."""
     yield from _norm(inside, lambda array, dtype: round_to(array, dtype).astype(np.float64), cast_first=True)
 
 
 def other_cast(inside: Inside) -> Found:
-    """A norm multiplies by its scale after it casts to 16 bits and not before, or the reverse."""
+    """Yield the outputs of a norm that multiplies by its scale after its cast to 16 bits, then before it."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

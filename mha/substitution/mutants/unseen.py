@@ -40,7 +40,7 @@ Mutant = Callable[[Inside], Iterator[Mapping[Place, NDArray]]]
 
 
 def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
-    """Yield each bug that would not make the module wrong in this call, with the smallest error ratio it shows."""
+    """Yield each bug that leaves the module right in this call, with the smallest error ratio that it shows."""
     inside = Inside(ready)
     for bug, mutant in MUTANTS.items():
         ratios = _ratios(mutant, inside)

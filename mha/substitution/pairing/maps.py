@@ -33,6 +33,6 @@ def read_map(path: Path) -> dict[str, str]:
 
 
 def write_map(path: Path, pairs: Mapping[str, str]) -> None:
-    """Write pairs as `read_map` reads them. The models themselves need no pair."""
+    """Write pairs in the form that `read_map` reads. The models themselves need no pair."""
     lines = [f"{json.dumps(original)} = {json.dumps(port)}" for original, port in pairs.items() if original and port]
     write_whole(path, "\n".join(["[pairs]", *lines, ""]).encode())

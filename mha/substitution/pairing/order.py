@@ -11,8 +11,8 @@ WINDOW = 600
 def in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
     """Return the longest common subsequence of two sequences of (position, key), as pairs of positions.
 
-    Entries match if their keys are equal; None matches nothing. If a side has more than WINDOW entries, those without
-    an equal on the other side are left out first, and the search looks at a window that moves along both sides.
+    Entries match if their keys are equal; None matches nothing. If a side has more than WINDOW entries, entries without
+    an equal on the other side are left out first, and the search uses a window that moves along both sides.
     """
     if max(len(left), len(right)) > WINDOW:
         both = {key for _, key in left} & {key for _, key in right} - {None}

@@ -23,7 +23,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Module:
-    """A module of either model, as pairing needs it.
+    """A module of either model, in the form for pairing.
 
     Attributes:
         name, kind: where it stands, and its class.
@@ -55,7 +55,7 @@ class Pairs:
     Args:
         originals, ports: the modules of both.
         named: name of a module of the original -> name of the port's, as a user's map says.
-        ordered: pairs that are taken from the order of calls, and not from parameters: see `exchanged`.
+        ordered: pairs by the order of calls in place of parameters: see `exchanged`.
 
     Raises:
         SpecError: two pairs in `named` contradict each other.
@@ -90,9 +90,9 @@ class Pairs:
                     return
 
     def others_for(self, port: int) -> list[int]:
-        """Return unpaired modules of the original that may be this module's pair as well.
+        """Return unpaired modules of the original that may be this module's originals as well.
 
-        They stand around or inside its pair, and have the same parameters and output shapes.
+        They stand around or inside its original, and have the same parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -104,18 +104,17 @@ class Pairs:
         ]
 
     def exchange(self, port: int, original: int) -> None:
-        """Pair a module of the port with another module of the original than before."""
+        """Pair a module of the port with another original than before."""
         before = self._back[port]
         self.found[original], self.how[original] = port, self.how.pop(before)
         del self.found[before]
         self._back[port] = original
 
     def exchanged(self) -> dict[int, int]:
-        """Return other pairs for modules that the two models call in different orders, if paired by their parameters.
+        """Return new pairs, by the order of calls, for modules that the two models call in different orders.
 
-        The new pairs are in the order of both models' calls (if one calls a, b and the other b, a: a with b, b with a).
-        Only modules without parts are looked at; not those inside a module that is paired by its parameters, and not
-        those whose names confirm their pairs.
+        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Modules with parts have no new
+        pair; nor have modules inside one that is paired by its parameters, or with names that confirm their pairs.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -132,9 +131,9 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return other pairs, in the order of both models' calls, for parts of a module that are called out of order.
+        """Return new pairs, by the order of calls, for parts of a module that the models call in different orders.
 
-        There is one dict for each group of alike parts. These stand directly in the module, have no parts themselves,
+        There is one dict for each group of alike parts: they stand directly in the module, have no parts themselves,
         and have equally many parameters and outputs of one size.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
@@ -155,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether a pair's names are those of most pairs in other layers, whose parts are called in order."""
+        """Return whether most pairs in other layers, where parts are called in order, have the names of this pair."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
@@ -167,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return the pairs of modules directly in `port` that have parts and equal numbers, but are out of order."""
+        """Return the out-of-order pairs of modules that stand directly in `port`, and have parts and equal numbers."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -303,7 +302,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """Return (size, last axis) of each array. These stay the same if the axes before the last are reordered."""
+    """Return (size, last axis) of each array, which stay the same if the axes before the last are reordered."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 
@@ -319,7 +318,7 @@ def _in_any_layer(name: str) -> str:
 
 
 def plain_kind(kind: str) -> str:
-    """Return a class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
+    """Return a class's name without its package and a framework's additions: "GELUActivation" is "gelu"."""
     return re.sub(r"(activation|layer|module|function|block)$", "", kind.rpartition(".")[2].lower().replace("_", ""))
 
 

@@ -32,7 +32,7 @@ FUNCTIONS: Mapping[str, Active] = {name: _plain(name) for name in ACTIVATIONS} |
 
 @dataclass(frozen=True)
 class Beside:
-    """A finding that a matrix product has an activation behind it in one of two models only.
+    """A finding: a matrix product has an activation behind it in one of the two models only.
 
     Attributes:
         name: the activation.
@@ -48,7 +48,7 @@ class Beside:
 def activation_beside(
     known: Known, exact: Mapping[Place, NDArray], got: Mapping[Place, NDArray], dtype: str
 ) -> Beside | None:
-    """Return the activation that follows a matrix product in one of two modules, and not in the other; or None.
+    """Return the activation that follows a matrix product in only one of two modules; None without one.
 
     The other model may have it beside the module, as in the example, where the port's module gives the product alone.
 

@@ -49,7 +49,7 @@ class Blame(Parts):
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
         """Return the verdict on a module with wrong lines.
 
-        If the wrong lines are found in modules inside it that have no original, those are blamed in its place.
+        If the wrong lines are in modules inside it that have no original, those are blamed in its place.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -93,7 +93,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """Enter the verdicts on projections that the original has as a single one; the lines around them are right."""
+        """Note the verdicts on projections that are a single one in the original; the lines around them are right."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
@@ -126,12 +126,12 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
-        """Clear wrong parts of a module of blame if other parts make up for them, and return their positions.
+        """Clear wrong parts of a module if other parts make up for them, and return the positions of the cleared parts.
 
         Args:
             port: position of the module.
-            right: whether what the module gives is right.
-            lines: whether its own lines are wrong; True also if that is not known.
+            right: whether the module's outputs are right.
+            lines: whether its own lines are wrong, or that is not known.
         """
         wrong = [one for one in self.inside[port] if self.results[one].status == "wrong"]
         alike = all(self.results[one].parameters in KNOWN for one in wrong)
@@ -164,7 +164,7 @@ class Blame(Parts):
             self.explained[port] = found
 
     def is_explained(self, port: int, alone: CallJudgement) -> bool:
-        """Return whether a module's wrong parts explain all wrong arrays in `alone`, a judgement on its lines."""
+        """Return whether a module's wrong parts explain all wrong arrays in `alone`, the judgement on its lines."""
         wrong = [place for place, each in alone.arrays.items() if not each.equal]
         return port in self.explained and self.explained[port].are_explained(wrong)
 
@@ -173,8 +173,8 @@ class Blame(Parts):
     ) -> CallJudgement:
         """Return the judgement on a module's lines that has the fewest wrong arrays.
 
-        The choice is between `found` and two judgements with the `spared` parts left out. The second of the two does
-        not judge the inputs of parts that have wrong lines or spared parts inside.
+        The choice is between `found` and two judgements without the `spared` parts. The second of these does not judge
+        the inputs of parts that have wrong lines or spared parts inside.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -188,7 +188,7 @@ class Blame(Parts):
         return any(one.status == "wrong" and one.own_lines for one in found)
 
     def leave_open(self) -> None:
-        """Change "wrong" to "not judged" for modules that can't be judged before others are right.
+        """Change "wrong" to "not judged" for modules that nobody can judge before others are right.
 
         Such a module has other parameters than its original, and wrong lines around it may make up for them. Or it
         comes after something wrong, and either gives more than its original, or is written as another one of its class
@@ -248,7 +248,7 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the judgement on a module some of whose right parts read their masks the other way round.
+        """Return the judgement on a module with right parts that read their masks with the opposite meaning of True.
 
         Such a part is right by itself, and the port's output in its place would hide that its mask is inverted. So the
         original's part runs instead, on the original's mask. None if the module's wrong parts explain the difference,
@@ -274,10 +274,10 @@ class Blame(Parts):
         return None if worst.worst[1].equal else worst
 
     def blame_for_masks(self, port: int) -> bool:
-        """Blame parts that read their masks the other way round, in a wrong module with right lines and right parts.
+        """Blame parts that read masks with the opposite meaning of True; return whether there are any.
 
-        Return whether there are any. Such a part is right by itself, since True in a mask may allow a key or exclude
-        it. It is blamed if other parts of its class read their masks as they are given.
+        The module is wrong, with right lines and right parts. Such a part is right by itself, since True in a mask may
+        allow a key or exclude it. It is blamed if other parts of its class read their masks as they are given.
         """
         found = False
         for one in self.inside[port]:

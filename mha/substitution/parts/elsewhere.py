@@ -55,11 +55,10 @@ class Elsewhere:
         parts: both models.
         port: position of a module that was judged in one call.
         wrong: positions of the parts inside it, at any depth, that are wrong.
-        right: whether what it gives is right.
+        right: whether its outputs are right.
 
     Attributes:
-        taken: the parts whose outputs in the port are put into the original's run, so that most of it agrees with the
-            port.
+        taken: the parts whose outputs in the port are put into the original's run, so that most outputs agree.
         agreeing: the other parts whose outputs then agree.
         causes: the wrong modules that are in `taken` or hold parts in it; empty unless all outputs of the module then
             agree.
@@ -81,7 +80,7 @@ class Elsewhere:
         self.told = {one: pairs for one in dict.fromkeys((*wrong, *inner)) if (pairs := self._pairs(one))}
 
     def reasons(self) -> dict[int, str]:
-        """Return position -> reason in words, for each part of `wrong` that is not wrong after all."""
+        """Return position -> reason in words, for each part of `wrong` that turns out not to be wrong."""
         try:
             instead, runs, agreeing = self._what_agrees()
             found = {one: GIVEN_OTHERWISE for one in self.wrong if one in agreeing and self._is_seen(one, runs)}
@@ -132,7 +131,7 @@ class Elsewhere:
         return found
 
     def are_explained(self, places: Iterable[Place]) -> bool:
-        """Return whether the causes explain all that is wrong at some places of the module.
+        """Return whether the causes explain all wrong arrays at some places of the module.
 
         They explain its own outputs, and the inputs of parts that come after the causes, that are in `agreeing`, or
         that hold such parts.

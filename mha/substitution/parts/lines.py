@@ -21,7 +21,7 @@ MODES = ("training", "train", "is_training", "deterministic")
 
 
 class Lines:
-    """A finding on one call of a recorded port: which modules made its wrong arrays, and which made right ones.
+    """A finding on one call of a recorded port: which modules made its wrong arrays, and which its right ones.
 
     Args:
         recording: the port's recording.
@@ -39,7 +39,7 @@ class Lines:
         self.inside = [one for one in calls if holds(recording.calls, call, one)]
 
     def makers(self) -> set[int] | None:
-        """Return the modules of `unjudged` that make the wrong arrays; None if the maker of some array is not known.
+        """Return the modules of `unjudged` that make the wrong arrays; None if the maker of one is not known.
 
         A module makes the arrays that it returns, and those that it passes to a part inside but was not given itself.
         It counts only if all arrays that it was given are known to be right. Among its other arguments only those

@@ -17,7 +17,7 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 
 
 class Division(NamedTuple):
-    """A finding on parts that were found wrong: which of them are right with the lines around them.
+    """A finding on wrong parts: which of them are right with the lines around them.
 
     Such a part differs from its original, but the module's code around it makes up for that (such as a bias that is
     added outside the part).
@@ -40,9 +40,8 @@ def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -
     """Return which of the wrong parts are right with the lines around them.
 
     The module runs with the port's output of the part, and once more with the original's. The part is right if some
-    array differs from the port's in the first run and not in the second, and no other array begins to differ. (If the
-    part were wrong, the original's lines would make of its wrong output what the port's lines made of it.) Other
-    faults of the module show in both runs.
+    array differs from the port's in the first run and not in the second, and no other array begins to differ. (With a
+    wrong part, the first run would give the port's arrays.) Other faults of the module show in both runs.
 
     Args:
         run: runs the module.

@@ -37,7 +37,7 @@ class Packed:
 
 
 def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
-    """Return the groups of the port's projections with one input that the original has as a single projection.
+    """Return the groups of the port's projections (of one input) that are a single projection in the original.
 
     Args:
         parts: both models.
@@ -89,7 +89,7 @@ def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, sam
 
 
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
-    """Return the names of those modules, of `names`, that are known to be right although they have no original.
+    """Return those of the modules `names` that are known to be right although they have no original.
 
     A module is right if every array of numbers that it gives is right, or if it is one of several projections that
     are right and that the original has as a single one.

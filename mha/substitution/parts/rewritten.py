@@ -34,7 +34,7 @@ VAGUE = "in another order"
 
 
 class Rewritten:
-    """A search for wrong parts that are not faults, but only written otherwise than in the original.
+    """A search for wrong parts that have no fault, but are written in another way than in the original.
 
     Args:
         parts: both models, with a verdict on every module.
@@ -46,7 +46,7 @@ class Rewritten:
         self.others = [one for one in parts.results if self._has_others(one)]
 
     def verdicts(self) -> dict[int, ModuleResult]:
-        """Return position -> new verdict, for parts that are written otherwise and for the modules around them."""
+        """Return position -> new verdict, for parts written in another way and the modules around them."""
         found = {}
         for one in [one for one in self.others if self._is_bare(one) and self._is_rescaled(one)]:
             found[one] = replace(self.results[one], status="divided otherwise", reason=RESCALED)

@@ -36,8 +36,8 @@ class Parts:
         results: position of a module -> the verdict on it.
         ready: position of a module that was judged -> its calls, each with its original's.
         beside: position of a wrong module -> the activation by which it differs from its original.
-        own_masks: positions of modules whose masks stayed as in the original's own run.
-        other_masks: positions of modules whose masks were read the other way round (True allows, not excludes).
+        own_masks: positions of modules whose masks are those of the original's own run.
+        other_masks: positions of modules whose masks were read with the opposite meaning of True.
         padding: position of a module -> its rows of padding.
     """
 
@@ -91,7 +91,7 @@ class Parts:
         return list(in_order(left, [(one, sizes_of(self.recording.calls[one].shapes)) for one in other]))
 
     def division(self, inner: Sequence[int], ready: Ready, calls: Calls) -> Division:
-        """Return what is known of the wrong parts of a module; see `divided`."""
+        """Return the Division of a module's wrong parts: see `divided`."""
         wrong = [one for one in inner if self.results[one].status != "equal"]
         known = {one: self.beside[one] for one in wrong if one in self.beside}
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
@@ -99,8 +99,8 @@ class Parts:
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
         """Return the wrong parts of a right module that make up for one another; () if there are none.
 
-        They do if one of them alone would make the module wrong (such as reordered rows of the query matrix, with the
-        same order in the key matrix). If none of them moves the module, nothing is known of them.
+        They make up for one another if one of them alone makes the module wrong (such as reordered rows of the query
+        matrix, with the same order in the key matrix). If none of them moves the module, nothing is known.
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -124,12 +124,12 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Return each call judged with the port's outputs put in for some parts; None if that can't be run.
+        """Return the judgement on each call with the port's outputs put in for some parts; None if it can't be run.
 
         Args:
             inner: positions of these parts.
             ready, calls: the calls of the module, ready to run, and their positions in both models.
-            instead: position of a part -> what is put in, if not the port's outputs.
+            instead: position of a part -> the arrays to put in, if not the port's outputs.
             others: further parts, which have no pair.
             unasked: positions of parts whose inputs are not judged.
         """
@@ -170,7 +170,7 @@ class Parts:
         )
 
     def makers(self, port: int, worst: CallJudgement) -> set[int] | None:
-        """Return the modules without an original that hold the wrong lines of a module; None if that is not known.
+        """Return the modules without an original that hold the wrong lines of a module; None if nothing tells.
 
         Args:
             port: position of the module.

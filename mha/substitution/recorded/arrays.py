@@ -68,10 +68,10 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 @dataclass(frozen=True)
 class Allowance:
-    """An allowance: how far the inputs of two layers may differ, relative to their size.
+    """An allowance for the distance of the inputs of two layers, relative to their size.
 
-    The operations between two attention layers are unknown. But the differences of the earlier calls are known, and
-    rounding errors spread over all elements, so that few of them are much larger than most.
+    The operations between two attention layers are unknown. But the differences of earlier calls are known, and
+    rounding errors spread over all elements, so that few are much larger than most.
 
     Attributes:
         dtype: the narrower of both dtypes, in which equal arrays are no distance apart.
@@ -85,12 +85,12 @@ class Allowance:
 
     @property
     def mean(self) -> float:
-        """Largest allowed root mean square of the relative difference."""
+        """Return the largest allowed root mean square of the relative difference."""
         return LOCAL * self.unit + GROWTH * self.carried
 
     @property
     def worst(self) -> float:
-        """Largest allowed relative difference of any one element."""
+        """Return the largest allowed relative difference of any one element."""
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
@@ -102,7 +102,7 @@ class Allowance:
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return a distance beside what is allowed, in words; `whose` size: "their" or "its"."""
+        """Return in words a distance and the allowed one; `whose` size: "their" or "its"."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:

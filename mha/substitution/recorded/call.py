@@ -31,7 +31,7 @@ FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"),
 
 @dataclass(frozen=True, eq=False)
 class ComparedCall:
-    """One call of one recording, with the reference's answer to it, with which its outputs are compared."""
+    """One recorded call, with the reference's answer to it, by which its outputs are judged."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """Compute the reference's answer to a call, and return the call with it."""
+        """Return a call as a ComparedCall; this computes the reference's answer to it."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property
@@ -65,7 +65,7 @@ class CallDifferences:
     Attributes:
         inputs: the largest difference / allowed difference; None where shapes differ.
         drift: the largest relative difference (root mean square) of inputs within the allowance.
-        found: the differences.
+        found: every Difference.
         notes: remarks in words.
         rows: bool (B, Lq), the queries that are no padding; None where shapes differ.
     """
@@ -254,7 +254,7 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """Return how far the original's output (B, Lq, Do) moves if it has these `parts` of the port's call.
+    """Return how far the original's output (B, Lq, Do) moves with these `parts` of the port's call in its own.
 
     None if the sizes of the two calls don't fit.
 
@@ -293,9 +293,9 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Compare the outputs of each of two calls with the reference's answer to that call's inputs, mask and weights.
+    """Return (differences, notes, worst error / allowed error of the port), for each call judged by the reference.
 
-    Return (differences, notes, the worst error / allowed error of the port).
+    The outputs of each call are compared with the reference's answer to its own inputs, mask and weights.
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

@@ -25,13 +25,13 @@ PARTS_BEHIND = " (feed-forward layers, normalisation, a pooler, a head)"
 
 @dataclass
 class Before:
-    """A note of what the comparison of earlier calls found, for the comparison of later ones.
+    """A note of what earlier calls showed, for the comparison of later ones.
 
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
         parted: True if outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        open: name of a call of the port -> whether both layers do something behind their output projections, where that
-            was not compared.
+        open: name of a call of the port that was not compared after the output projection -> whether both layers act
+            there.
         rows: bool (B, L), True for queries of the last pair that are no padding; padding reaches no other row.
     """
 
@@ -41,12 +41,12 @@ class Before:
     rows: NDArray[np.bool_] | None = None
 
     def up_to(self, name: str) -> str:
-        """Return up to where the outputs of a call of the port agree with the original's, in words; "" if all do."""
+        """Return in words up to where the outputs of a call of the port agree with the original's; "" if all do."""
         return " up to its output projection" if name in self.open else ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on what both layers of a pair do and was not compared."""
+        """Return a sentence on each uncompared call whose layers both do something after their output projection."""
         return tuple(
             f"Not judged: what {name} does {BEHIND}, where both do something."
             for name, both in self.open.items()
@@ -55,11 +55,11 @@ class Before:
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """Return what one layer of a pair alone does, as far as is known, and was not compared."""
+        """Return a phrase on each uncompared call where one layer alone does something after its output projection."""
         return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
-        """Return bools: True for elements of an array that are in no row of padding. None if it has no such rows."""
+        """Return bools: True for elements of an array outside rows of padding; None if it has no such rows."""
         if self.rows is None or array.ndim < 3 or array.shape[:2] != self.rows.shape:
             return None
         counted: NDArray[np.bool_] = self.rows.reshape(*self.rows.shape, *(1,) * (array.ndim - 2))
@@ -67,7 +67,7 @@ class Before:
 
 
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
-    """Return verdicts on the ends of port `b` beside those of original `a`.
+    """Return the verdicts on the ends of port `b`, compared with those of original `a`.
 
     Ends are the recorded outputs of the whole model, and of modules that are no attention layers (such as a pooler).
     """
@@ -81,10 +81,10 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 
 
 def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
-    """Return what the layers of a pair of calls do behind their output projections, compared; None if neither does any.
+    """Return the verdict on what a pair of layers do after their output projections; None if neither does anything.
 
-    Where both give something else than their projections, what they give is compared. Where one does, that is held
-    against what the other's projection gives, which is all that the other gives. What can't be compared is noted.
+    If both do something, their outputs are compared. If one does, its output is compared with that of the other's
+    projection, which is all that the other gives. What can't be compared is noted.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]

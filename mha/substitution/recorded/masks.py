@@ -33,7 +33,7 @@ def mask_differences(
 
     Args:
         a, b: the reference's answers to the original's call and to the port's, which have one shape.
-        allowance: how far biases may differ, as they may have been computed.
+        allowance: how far biases may differ.
         rows: bool (B, Lq), the queries that count.
     """
     weights = [np.asarray(one.trace.weights) for one in (a, b)]

@@ -33,7 +33,7 @@ AnyRecording = ModuleRecording | Recording | str | os.PathLike[str]
 def recorded_apart(
     original: AnyRecording, port: AnyRecording, pairs: Mapping[str, str] | None, progress: Callable[[str], None]
 ) -> WhereReport:
-    """Compare two recordings: their modules if both hold some, and their attention layers.
+    """Return the report on two recordings: on their modules if both hold some, and on their attention layers.
 
     Raises:
         SpecError: a file is no recording, the two hold nothing that can be compared, or `pairs` contradict each other.
@@ -72,7 +72,7 @@ def modules_apart(
     pairs: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> WhereReport:
-    """Compare the modules of an original and of its port, in the order in which their calls ended.
+    """Return the report on the modules of an original and of its port, in the order in which their calls ended.
 
     Args:
         original, port: recordings of one call of each model.

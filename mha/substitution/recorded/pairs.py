@@ -45,7 +45,7 @@ class Pairing:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return the last pair before a place in both recordings, and in words what was not compared before it.
+        """Return the last pair before a place in both recordings, and in words what was not compared before the place.
 
         Args:
             a, b: the original and the port.
@@ -69,11 +69,11 @@ class Pairing:
 
 
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
-    """Pair the calls of an original with those of a port.
+    """Return the Pairing of the calls of an original with those of a port.
 
-    They are paired by name if every layer of the smaller recording has its name in the other one. Else, if one has
-    fewer layers and some weights are those of exactly one of the original's layers, they are paired by weights, and
-    the other layers have no partner. Else they are paired in the order in which they were made.
+    They are paired by name if the other recording has the name of every layer of the smaller one. Else, if one has
+    fewer layers, and some weights are those of exactly one of the original's layers, they are paired by weights, and
+    the other layers have no partner. Else they are paired in their order.
 
     Args:
         a, b: the original and the port.

@@ -34,7 +34,7 @@ def recordings_apart(
     before: Before | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> WhereReport:
-    """Compare the calls of an original and of its port.
+    """Return the report on the calls of an original and of its port.
 
     Args:
         original, port: recordings of the same calls.

@@ -55,7 +55,7 @@ class Backward:
         place, index: the worst gradient, and the index of its worst element.
         got, expected: the port's number there, and the original's.
         reason: why they were not judged.
-        compared: how many gradients were compared, over all its calls.
+        compared: the number of compared gradients, over all its calls.
         left: what was not compared.
     """
 
@@ -78,7 +78,7 @@ class ModuleResult:
         name, kind: where it stands in the port, and its class.
         depth: how many modules stand around it.
         original: the name of the original's module; None for a module without one.
-        how: how the pair was found. For a wrong module without an original, where it was seen to be wrong.
+        how: how the pair was found. For a wrong module without an original, where its fault was seen.
         original_kind: the class of the original's module; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it);
             "through its parts" if only modules inside it are wrong; "divided otherwise" if it gives something else but
@@ -149,7 +149,7 @@ class ModuleResult:
 
 @dataclass(frozen=True)
 class WhereReport:
-    """A report of what `where` found: a result for each module of the port that was called, in the order of the calls.
+    """A report by `where`: a result for each module of the port that was called, in the order of the calls.
 
     Attributes:
         results: one for each module.
@@ -201,7 +201,7 @@ class WhereReport:
     def is_no_port(self) -> bool:
         """Return whether the port seems to be of another model.
 
-        It does if the whole differs, and no module inside was judged or has the original's parameters.
+        That is so if the whole differs, and no module inside was judged or has the original's parameters.
         """
         inner = self.results[1:]
         known = any(one.status != "not judged" or one.parameters == "same" for one in inner)
@@ -211,8 +211,8 @@ class WhereReport:
     def equal(self) -> bool:
         """Return whether the model and all that it gives were judged, and no module is wrong.
 
-        The verdict on the whole model covers the lines between modules, and modules that nothing else judges. When two
-        recordings are compared it does not cover such modules, since the allowance at the model's end is wider.
+        The verdict on the whole model covers the lines between modules, and modules that nothing else judges. With two
+        recordings it does not cover such modules, since the allowance at the model's end is wider.
         """
         model = self.results[0]
         covered = not self.uncovered or (self.original == "model" and model.status == "equal")

@@ -112,7 +112,7 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
-    """Yield a line on each bug that these inputs would not have shown; and, for 16 bits, on the smallest visible fault.
+    """Yield a line on each bug that these inputs don't show; and, for 16 bits, on the smallest visible fault.
 
     Args:
         report: what was found.
@@ -164,7 +164,7 @@ def around_of(report: WhereReport, one: ModuleResult) -> str | None:
 
 
 def finding(one: ModuleResult, around: str | None = None) -> str:
-    """Return words on one wrong module: how far it is off, where, and which module of the original it was judged by.
+    """Return words on one wrong module: its error, where that is, and the module of the original that judged it.
 
     Args:
         one: the verdict on the module.
@@ -305,7 +305,7 @@ def _name(name: str) -> str:
 
 
 def shown_ratio(ratio: float) -> str:
-    """Return a ratio in the tree, where infinity is a word."""
+    """Return a ratio in the form for the tree, where infinity is a word."""
     return "beyond rounding" if isinf(ratio) else number(ratio)
 
 

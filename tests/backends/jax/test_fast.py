@@ -98,7 +98,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.nightly("blocks give what the whole gives", every=3)
+@pytest.mark.nightly("blocks give what the whole gives", but=("names3-static3-3",))
 @pytest.mark.parametrize(("names", "static", "query_block"), [*((*call, 3) for call in CALLS), (*CALLS[-1], None)])
 def test_blocks_give_the_output_and_the_gradients_of_the_stages(short_steps, names, static, query_block):
     stages, attend, arguments = calls(names, query_block=query_block, **static)
@@ -114,6 +114,7 @@ def test_blocks_give_the_output_and_the_gradients_of_the_stages(short_steps, nam
     assert len(wanted[1]) == 11 + len({"bias", "past_keys", "past_values"} & set(names))
 
 
+@pytest.mark.nightly("blocks give what the whole gives", every=3)
 @pytest.mark.parametrize("names", [(), ("valid_lens",), ("allowed", "bias"), ("valid_lens", "allowed", "bias")])
 @pytest.mark.parametrize("window", [None, (2, 1)])
 def test_the_mask_of_a_block_is_that_part_of_the_mask(names, window):
@@ -158,6 +159,7 @@ def test_vmap_over_masks_and_arrays(short_steps):
     assert_close(found, wanted)
 
 
+@pytest.mark.nightly("blocks give what the whole gives", every=2)
 @pytest.mark.parametrize("layer", [DotProductAttention(), AdditiveAttention(6)])
 def test_layers_without_heads_take_it_too(layer):
     queries, keys = normal(0, B, LQ, 5), normal(1, B, LK, 5)
@@ -186,6 +188,7 @@ def test_each_pass_is_one_loop_over_queries_inside_of_one_over_all_heads(bias, l
 # What is not computed, and not stored ---------------------------------------------------------------
 
 
+@pytest.mark.nightly("blocks give what the whole gives", every=2)
 @pytest.mark.parametrize(
     ("mask", "unused"),
     [({"causal": True}, slice(6, LK)), ({"window": (1, None), "query_offset": 7}, slice(0, 5))],
@@ -256,6 +259,7 @@ def dropping(query_block, seed):
     return call, values
 
 
+@pytest.mark.nightly("blocks give what the whole gives", but=("64",))
 @pytest.mark.parametrize("query_block", [None, 64])
 def test_random_dropout_keeps_its_share_and_differs_by_item_head_and_block(query_block):
     call, values = dropping(query_block, seed=0)
@@ -270,6 +274,7 @@ def test_random_dropout_keeps_its_share_and_differs_by_item_head_and_block(query
     np.testing.assert_array_equal(call(values), call(values))
 
 
+@pytest.mark.nightly("blocks give what the whole gives", but=("64",))
 @pytest.mark.parametrize("query_block", [None, 64])
 def test_the_backward_pass_drops_the_same_weights(query_block):
     """The output is linear in the values, of which zero queries make weights that don't depend on the keys."""

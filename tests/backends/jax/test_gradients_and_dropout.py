@@ -19,6 +19,7 @@ def leaves_finite(tree):
     return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.nightly("an empty row has no NaN", but=("scaled_dot",))
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
 def test_an_empty_row_has_zero_gradient_and_no_nan(score):
     layer = MultiHeadAttention(12, H, bias=True, score=score)
@@ -59,6 +60,7 @@ def test_padding_never_leaks(layer_and_variables, poison):
     assert (jnp.where(is_padding, d_values, 0.0) == 0.0).all()
 
 
+@pytest.mark.nightly("sizes may be 0", every=3)
 @pytest.mark.parametrize("sizes", [(0, LQ, LK), (B, 0, LK), (B, LQ, 0)])
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
 def test_empty_sizes(sizes, score):

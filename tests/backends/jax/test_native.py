@@ -50,6 +50,7 @@ def layout(request):
     return request.param
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=2)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_layer_of_any_kind_is_made_and_read_by_the_same_two_functions(layout, bias):
     config = replace(CONFIG, bias=bias)
@@ -78,7 +79,7 @@ def test_what_is_no_layer_of_flax_is_refused():
         native.from_native(native.to_native(CONFIG, weights, "nnx"), variables={})
 
 
-@pytest.mark.nightly("weights go in and come out exactly", every=4)
+@pytest.mark.nightly("weights go in and come out exactly", every=8)
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_round_trip_is_exact(layout, dtype, bias):

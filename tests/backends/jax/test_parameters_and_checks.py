@@ -83,6 +83,7 @@ def test_the_first_call_decides_the_widths():
         layer.apply(variables, inputs()[1], *inputs()[1:])
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=2)
 @pytest.mark.parametrize("score", ["scaled_dot", "additive"])
 def test_weights_go_in_and_out_exact_to_the_bit(score):
     config = AttentionConfig(12, 6, num_kv_heads=3, query_dim=11, bias={"v_proj": True}, score=score)

@@ -24,7 +24,6 @@ ALWAYS = (
 """What does not depend on the installed versions, as far as they were tried."""
 
 
-@pytest.mark.nightly("probes of deviations see them", every=4)
 @pytest.mark.parametrize("name", ALWAYS)
 def test_probes_see_it(name):
     seen = getattr(probes, name)()

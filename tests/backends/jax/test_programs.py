@@ -74,6 +74,7 @@ def test_a_program_that_was_kept_gives_the_same_bits_and_is_not_compiled(tmp_pat
     assert len(compilations) == 3
 
 
+@pytest.mark.nightly("kept programs harm nobody", every=2)
 @pytest.mark.parametrize(("dtype", "path"), [("float32", "compiled"), ("float64", "fast")])
 def test_what_was_kept_is_found_before_anything_is_traced(tmp_path, traced, dtype, path):
     cases = "ragged-square", "dropout", "past"
@@ -87,6 +88,7 @@ def test_what_was_kept_is_found_before_anything_is_traced(tmp_path, traced, dtyp
 CHANGES = "our code", "a library", "a setting of JAX", "a setting of Flax", "an environment variable"
 
 
+@pytest.mark.nightly("kept programs harm nobody", every=3)
 @pytest.mark.parametrize("changed", CHANGES)
 def test_where_something_else_is_traced_nothing_is_found_before(tmp_path, traced, monkeypatch, changed):
     import flax

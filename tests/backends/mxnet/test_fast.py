@@ -65,6 +65,7 @@ MASKS = {
 }
 
 
+@pytest.mark.nightly("blocks give what the whole gives", every=3)
 @pytest.mark.parametrize("query_block", [None, 1, 3, LQ])
 @pytest.mark.parametrize("name", MASKS)
 def test_blocks_of_any_size_are_the_stages(name, query_block):

@@ -26,6 +26,7 @@ class Far:
         return super().__call__(query, value, key=key, attention_mask=mask, **told)
 
 
+@pytest.mark.nightly("long calls show what short ones do not", every=3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_only_many_keys_show_is_refused(fault):
     for config, name in ((SQUARE, "keras"), (GROUPED, "keras-gqa")):

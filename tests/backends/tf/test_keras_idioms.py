@@ -54,6 +54,7 @@ def model_of(layer):
 
 
 # Keras itself converts TensorFlow's variables so while it saves, which NumPy 2 deprecates.
+@pytest.mark.nightly("Keras loads what it saved", but=("additive",))
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @pytest.mark.parametrize("changes", [{}, {"score": "additive", "score_dim": 14}], ids=["dot", "additive"])
 def test_model_saves_and_loads(tmp_path, changes):

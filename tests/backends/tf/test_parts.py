@@ -108,6 +108,7 @@ def test_positions_of_a_rule_that_needs_the_length_must_be_known():
         layer(QUERIES, KEYS, KEYS, positions=([0, 1, 2, -1], KEY_POSITIONS))
 
 
+@pytest.mark.nightly("Keras loads what it saved", every=3)
 @pytest.mark.parametrize("how", ["positions", "constant", "tables"])
 def test_a_model_that_is_loaded_has_its_positions(how, tmp_path):
     layer = from_weights(CONFIG, WEIGHTS)

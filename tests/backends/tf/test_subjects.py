@@ -50,6 +50,7 @@ def same_everywhere(results):
     }
 
 
+@pytest.mark.nightly("frameworks' own layers agree with the definition", every=2)
 @pytest.mark.parametrize("name", EQUAL)
 def test_layers_agree_with_the_reference(name):
     results = [result(name, case, "float32") for case in EQUAL[name]]

@@ -34,6 +34,7 @@ class FarD2l(D2lMultiHeadAttention):
         return super().forward(queries * factor(self.fault, keys.shape[1]), keys, values, lens)
 
 
+@pytest.mark.nightly("long calls show what short ones do not", every=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_only_many_keys_show_is_refused(fault, dtype):

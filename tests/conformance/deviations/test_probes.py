@@ -20,6 +20,7 @@ def test_every_entry_without_cases_has_a_probe():
     assert PROBES.keys() == {entry.id for entry in ENTRIES.values() if not entry.cases}
 
 
+@pytest.mark.nightly("each probe is of an entry")
 @pytest.mark.parametrize("module", MODULES)
 def test_every_probe_is_of_an_entry(module, backend_names):
     if BACKEND_OF.get(module, "torch") not in backend_names:

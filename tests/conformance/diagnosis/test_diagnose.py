@@ -63,7 +63,7 @@ def from_its_output(bug):
     return diagnose(Showing(bug), CASES, runs=RUNS)
 
 
-@pytest.mark.nightly("every bug on file is named", every=6)
+@pytest.mark.nightly("every bug on file is named", every=12)
 @pytest.mark.parametrize("bug", FORWARD_BUGS, ids=lambda bug: bug.id)
 def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
     found = from_its_output(bug)
@@ -74,7 +74,7 @@ def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
     assert all(explanation.explained == explanation.total for explanation in found.explanations)
 
 
-@pytest.mark.nightly("every bug on file is named", every=6)
+@pytest.mark.nightly("every bug on file is named", every=12)
 @pytest.mark.parametrize("bug", BACKWARD_BUGS, ids=lambda bug: bug.id)
 def test_every_backward_bug_is_named_from_gradients(bug, runs):
     found = diagnose(Showing(bug, gradients=True), CASES, runs=runs)

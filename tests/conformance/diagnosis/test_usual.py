@@ -152,6 +152,7 @@ def test_what_one_case_with_a_nan_shows_is_no_cause_of_what_ordinary_calls_show(
     assert all(one.what.startswith(words) for one, words in zip(told.causes, said, strict=True)), told.text
 
 
+@pytest.mark.nightly("a dtype inside a layer is named", but=("float16",))
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
 def test_a_softmax_in_half_precision_is_named_though_its_rounding_is_its_own(narrow):
     """The scores alone are rounded, and the weights: what is between is in float64."""
@@ -192,6 +193,7 @@ def test_a_right_stage_acquits_what_stands_before_it():
     assert replace(found, located=Located("queries", problem), stages={}).first_step == "queries"
 
 
+@pytest.mark.nightly("a finite number in place of -inf is named")
 def test_a_finite_number_that_no_call_tells_from_the_lowest_is_said_beside_another_fault_too():
     """In float32: -1e9 was said to be the dtype's lowest number, without an Or."""
 

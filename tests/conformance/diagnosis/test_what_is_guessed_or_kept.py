@@ -16,6 +16,7 @@ from conformance.zoo.bug import BuggySubject
 from mha_core import Trace
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
+from tests.conformance.measure.wrong import OutputAlone, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -104,6 +105,7 @@ LAYERS = {
 """What is wrong: (the function, its cases, the first wrong stage, what is said)."""
 
 
+@pytest.mark.nightly("a right layer is right", but=("float64",))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_layer_without_a_fault_is_right(dtype):
     found = diagnose(subject_from_function(layer(), dtype=dtype), select(("*",)), experiments=True)
@@ -126,7 +128,16 @@ def test_of_an_output_in_another_dtype_alone_no_bug_is_said():
     assert "Cause" not in said
 
 
-@pytest.mark.nightly("what is guessed from sizes is named", every=2)
+def test_weights_times_values_in_float32_are_no_softmax_in_float32():
+    narrow = wrong_at("heads", lambda state, heads: heads.astype(np.float32).astype(np.float64))
+    found = diagnose(OutputAlone(narrow), select(SIZES), experiments=True)
+    assert found.first_stage == "heads"
+    said = describe(found)
+    assert "Cause, at the heads: It computes in float32, at least in part: a change of the queries by 1e-10" in said
+    assert "Change: Keep weights and values in the inputs' dtype." in said
+
+
+@pytest.mark.nightly("what is guessed from sizes is named", but=("padding of queries", "8 bits"))
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_wrong_is_said_with_its_stage(name):
     function, patterns, stage, words = LAYERS[name]
@@ -268,7 +279,7 @@ def test_an_inverted_mask_of_a_large_number_is_one_cause_and_no_precision():
 
     found = diagnose(subject_from_function(inverted_and_added, name="inverted"), select(()), experiments=True)
     assert [[bug.id for bug in one.bugs] for one in found.explanations] == [["mask-inverted-added"]]
-    assert (found.inside, found.rounds) == (None, False)
+    assert (found.inside, found.rounds) == (None, "")
 
 
 def test_what_is_nan_everywhere_gets_no_bug_and_a_shape_alone_is_no_nan():

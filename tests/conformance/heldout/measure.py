@@ -115,8 +115,8 @@ def measured(id):
 
 def first_stage(found):
     """The first wrong stage that a diagnosis says: of its claim, else where it localised it, else of what it lists."""
-    if not found.explanations and found.first_stage is not None:
-        return found.first_stage
+    if not any(one.bugs for one in found.explanations) and found.first_stage is not None:
+        return found.first_stage  # also of what a narrower dtype alone explains
     for hypotheses in (found.explanations, found.partly, found.closest):
         stages = {bug.stage for one in hypotheses[:1] for bug in one.bugs}
         if stages & set(STAGES):

@@ -37,6 +37,7 @@ def rounded_throughout(dtype: str) -> Bug:
     return Bug(f"all-{dtype}", "", "output", "", forward={name: rounding(step) for name, step in FORWARD.items()})
 
 
+@pytest.mark.nightly("a bug is near itself", every=2)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_bug_is_near_itself_and_no_other(dtype):
     case = select_by_id(all_cases(), ("trained-first-layer",), "{}")[0]

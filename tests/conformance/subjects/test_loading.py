@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from conformance.bounds.precision import Precision
@@ -183,3 +186,41 @@ def test_time_limits_that_are_none(seconds):
 def test_dtype_and_dtypes_of_a_function_must_agree():
     with pytest.raises(SpecError, match=r"'mine' does not compute in float16 \(it does in: float64, float32\)"):
         subject_from_function(lambda weights, queries, keys, values, mask: 0, name="mine", dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "library"),
+    [
+        ("colorsys", "import torch_of_somebody", "import colorsys\ncolorsys.rgb_to_hls\n"),
+        ("imghdr", "x", "import imghdr\n"),
+        ("torch", "", "import torch.nn\n"),
+    ],
+)
+def test_a_file_that_hides_a_module_of_python_or_a_framework_is_named(name, text, library, tmp_path, monkeypatch):
+    folder, installed = tmp_path / "mine", tmp_path / "site-packages"
+    folder.mkdir()
+    installed.mkdir()
+    (folder / f"{name}.py").write_text(text)
+    (folder / "hiding_one.py").write_text("import torch_of_somebody")
+    (installed / "torch_of_somebody.py").write_text(library)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
+    for module in list(sys.modules):
+        if module.split(".")[0] in ("colorsys", "imghdr", "torch"):
+            monkeypatch.delitem(sys.modules, module)
+    whose = "the package" if name == "torch" else "Python's module"
+    with pytest.raises(SpecError, match=f"'hiding_one:f': {name}.py here hides {whose} {name}: rename it. Importing"):
+        load_subject("hiding_one:f", "float64")
+    for module in ("hiding_one", "torch_of_somebody", name):
+        sys.modules.pop(module, None)
+
+
+def test_a_file_of_a_plain_name_with_an_error_of_its_own_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("colorsys.py").write_text("absent_name")
+    Path("imports_one.py").write_text("import colorsys")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(SpecError, match="'imports_one:f': importing imports_one raised NameError") as caught:
+        load_subject("imports_one:f", "float64")
+    assert "hides" not in str(caught.value)

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.same_on_newest  # it is about processes
 CASES = ("causal", "window", "window-causal", "prime")
 
 
-def check(subject, *options, path):
+def check(subject, *options, path, cases=CASES):
     arguments = ["check", "-s", f"hostile:{subject}", "-d", "float64", "--json", str(path), *options]
-    for case in CASES:
+    for case in cases:
         arguments += ["-c", case]
     result = CliRunner().invoke(main, arguments)
     return result, {found["case"]: found for found in json.loads(path.read_text())["results"]}
@@ -36,6 +36,7 @@ AT = re.compile(r": it is at \w+\.py:\d+ in \w+")
 """Where a subject hangs."""
 
 
+@pytest.mark.nightly("a subject that harms its process costs its cases", but=("Crashes", "Hangs"))
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_subject_that_harms_its_process_costs_its_cases(harm, hostile, tmp_path):
     result, found = check(harm, "--time-limit", "3", path=tmp_path / "report.json")
@@ -53,7 +54,7 @@ def test_a_subject_that_harms_its_process_costs_its_cases(harm, hostile, tmp_pat
 
 def test_a_loop_that_keeps_pythons_lock_is_ended(hostile, tmp_path, monkeypatch):
     monkeypatch.setattr("conformance.workers.process.GRACE_SECONDS", 1.0)
-    _, found = check("Locks", "--time-limit", "1", path=tmp_path / "report.json")
+    _, found = check("Locks", "--time-limit", "1", path=tmp_path / "report.json", cases=("causal", "prime"))
     assert found["causal"]["message"] == "no sign of life within 2 s, so its process was ended"
     assert found["prime"]["status"] == "equal"
 
@@ -102,6 +103,7 @@ def test_an_import_or_a_factory_that_never_returns_costs_that_subject(hostile, t
     assert result.exit_code == 2
 
 
+@pytest.mark.nightly("an import that never returns costs that backend")
 def test_a_backend_whose_import_never_returns_is_one_line(hostile, tmp_path, monkeypatch):
     (tmp_path / "first" / "torch").mkdir(parents=True)
     (tmp_path / "first" / "torch" / "__init__.py").write_text("import time\ntime.sleep(1000)\n")
@@ -155,6 +157,9 @@ def late_or_raising(weights, queries, keys, values, mask, **options):
 ENDLESS = ("causal", "window", "window-causal", "window-zero", "allowed")
 
 
+@pytest.mark.nightly(
+    "who never answers is asked no more", but=("late_after_one-first1-", "late_or_raising-first2-3 of 4")
+)
 @pytest.mark.parametrize(
     ("subject", "first", "asked"),
     [

@@ -140,6 +140,7 @@ def test_the_rest_is_done_here_where_the_scheduler_goes_away(dask_to_harm):
     assert 0 < sum(count for pid, count in parents(found).items() if pid in here) < len(WANTED)
 
 
+@pytest.mark.nightly("a cluster's workers cost nothing")
 def test_the_rest_is_done_here_where_no_worker_is_left(dask_to_harm, monkeypatch):
     monkeypatch.setattr(cluster, "WITHOUT_WORKERS_SECONDS", 1.0)
     monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.2)

@@ -46,6 +46,7 @@ def squares(found):
 WANTED = {(n, i): number**2 for n, unit in enumerate(UNITS) for i, number in enumerate(unit.numbers)}
 
 
+@pytest.mark.nightly("every item has one answer", but=("local",))
 @pytest.mark.parametrize("make", [lambda: Local(2), lambda: ThreadPoolExecutor(2)], ids=["local", "any executor"])
 def test_every_item_has_its_answer(make):
     with make() as executor:

@@ -138,6 +138,7 @@ def test_bad_arguments_exit_2_and_leave_nothing(arguments, message, source, tmp_
 
 def test_without_a_target_and_without_layers(source, tmp_path):
     assert "give --to LAYOUT and --out FILE, or --list" in mha(source).output
+    assert "Error: give --out FILE, or --list" in mha(source, "--to", "keras").output
     save_file({name: np.ones(3, "float32") for name in ("w", "u", "x", "y")}, tmp_path / "a.safetensors")
     for arguments in (["--list"], ["--to", "bert", "--out", tmp_path / "b.npz"]):
         result = mha(tmp_path / "a.safetensors", *arguments)

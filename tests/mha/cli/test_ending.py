@@ -119,6 +119,7 @@ def test_a_text_as_exit_status_is_an_accident():
     assert CliRunner().invoke(program, ["say"]).exit_code == 2
 
 
+@pytest.mark.nightly("each terminal is served", every=2)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_the_characters_is_served_too(encoding):
     result = run("--help", stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": encoding})
@@ -136,6 +137,7 @@ def attention(weights, queries, keys, values, mask):
 """
 
 
+@pytest.mark.nightly("a request to end is followed", every=2)
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_to_end_is_followed_at_once(sign, tmp_path):
     (tmp_path / "mine.py").write_text(SLOW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,7 @@ CAUSES = {
 """Layer -> the cases that it is asked, what the screen says of the cause and its stage, and of what to change."""
 
 
+@pytest.mark.nightly("the first screen has cause, stage and what to change", every=2)
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_its_stage_and_what_to_change_are_on_the_first_screen(own, name):
     cases, cause, change = CAUSES[name]
@@ -437,6 +439,8 @@ def test_causes_that_do_not_fit_are_left_out_whole_and_how_sure_they_are_stays()
     assert "Mend b." in flat("\n".join(rows))
     assert told.rows(80, 5, head=False)[-2:] == ["... and 2 more: add -v", "How sure: very."]
     assert "Mend c." in flat("\n".join(told.rows(80, 20, head=False)))
+    on_file = replace(told, causes=(*causes[:2], replace(causes[2], bugs=("scale-twice",))))
+    assert "... and 1 more (scale-twice): add -v" in on_file.rows(80, 10, head=False)
 
 
 def test_the_cases_of_a_diagnosis_are_those_of_one_call(own):

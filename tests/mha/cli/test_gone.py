@@ -32,7 +32,6 @@ def test_an_option_of_other_programs_says_in_one_line_what_there_is(word):
         "where a.safetensors models:original": "ORIGINAL comes first: mha where models:original a.safetensors",
         "where models:original mine:port": "the port must be a recording, not mine:port: with mha.capture(port, "
         '"port.safetensors", modules=True): port(x), and then mha where models:original port.safetensors',
-        "view a.safetensors": "--html FILE is missing, the page to write: mha view a.safetensors --html heads.html",
         "bugs no-scale": "bug 'no-scale' is not known; `mha bugs` lists them; did you mean scale-missing?",
     }.items(),
 )
@@ -79,7 +78,13 @@ def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
         "diagnose calls.safetensors --details": "--details belongs to --subject: a recording can't be asked more, "
         "and all that is known is said. `mha replay calls.safetensors --json RESULTS.json` writes how far off each "
         "call is.",
+        "diagnose --subject mine:attention --weights a.pt": "--weights belongs to a recording: a subject is given its "
+        'weights. Record a layer that holds its own: mha.capture(model, "calls.safetensors"). `mha diagnose --help` '
+        "lists what there is.",
+        "check --subject": "Option '--subject' requires an argument. `mha check --help` lists what there is.",
         "cache --clear": "No such option '--clear'. Did you mean `mha cache clear`?",
+        "replay calls.safetensors --weights a.pt": "No such option '--weights'. `mha diagnose` has one; "
+        "`mha replay --help` lists what there is.",
         "check --time-limit abc": "--time-limit must be a number, such as 60. Got abc.",
         "check --workers -1": "--workers must be a whole number from 0. Got -1.",
         "check --import-limit 0": "--import-limit must be a number above 0 to 1e+06, such as 60. Got 0.0.",

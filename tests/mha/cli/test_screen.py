@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from conformance.cases.sequence import CallSequence
+from conformance.cases.table import select_asked
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from conformance.reports.brief import Brief, Cause
 from mha.cli.main import main
-from mha.cli.suite.screen import about
+from mha.cli.suite.screen import about, answers
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and the command line
 
@@ -57,6 +60,43 @@ def test_of_a_few_wrong_shapes_what_is_known_of_the_numbers_is_said_too():
     assert "first wrong step" in said([*misshapen(((5, 1, 12), (2, 5, 12))), *other], NOT_KNOWN)
 
 
+def test_a_wrong_shape_is_said_once_with_its_case():
+    unnamed = Cause("output", "output has shape (9, 9); it must be (9, 9, 9).")
+    results = misshapen(((2, 3, 5, 4), (2, 5, 12)))
+    left_out = replace(results[0], case="left-out", status="unsupported", mismatches=(), message="cannot express: x")
+    text = flat("\n".join(about([*results, left_out], replace(NOT_KNOWN, causes=(unnamed,)), None, 80, {})))
+    assert "(9, 9)" not in text
+    assert "output has shape (2, 3, 5, 4); it must be (2, 5, 12) (case case-0, and so in 1 of 1)." in text
+    assert text.count("has shape") == 1
+    assert "rerun: " in text
+
+
+def test_cases_are_counted_alike_on_one_screen():
+    """A case that is run twice, as sequences of calls may be, counts twice in both rows."""
+    results = [
+        Result(name, "mine", "float64", "cpu", "unsupported", message="cannot express: several heads")
+        for name in ("a", "b", "c", "d", "e", "e")
+    ] + failed("raised")
+    assert answers(results, 80)[0][0] == "mine float64: 1 of 1 did not run; 6 not judged"
+    assert "Only 1 of 7 cases were asked" in said(results)
+
+
+def test_what_sequences_alone_show_and_a_layer_prepared_anew_too_is_not_said_to_be_kept():
+    sequence = next(one for one in select_asked(("sequence-settings",)) if isinstance(one, CallSequence))
+    number, calls = 0, []
+    for step in sequence.steps():
+        calls += [number + 1] * (step.case.config.scale is not None)
+        number += step.calls
+    wrong = tuple(Mismatch("output", f"call {at} of sequence-settings (x), output differs") for at in calls)
+    result = Result("sequence-settings", "mine", "float64", "cpu", "different", mismatches=wrong)
+    text = flat("\n".join(about([result], None, None, 80, {"sequence-settings": "what is kept"}, cases=[sequence])))
+    assert "Every call that differs has a given scale" in text
+    assert "nothing is kept from call to call." in text
+    assert "It catches" not in text
+    kept = replace(result, mismatches=(replace(wrong[0], call="call 2"),))
+    assert "nothing is kept" not in flat("\n".join(about([kept], None, None, 80, {}, cases=[sequence])))
+
+
 def test_a_cause_stands_before_the_shape_that_follows_from_it():
     text = said(misshapen(((5, 2, 12), (2, 5, 12))), KNOWN)
     assert text.index("Cause, at the scores") < text.index("output has shape")
@@ -99,7 +139,7 @@ def test_one_array_that_is_written_into_is_told_to_be_one(tmp_path, monkeypatch)
     )
     for case, words in (("square-self-attention", "queries, keys, values (one array here)"), ("prime", "queries")):
         ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", "-c", case, "-d", "float64", "--workers", "0"])
-        assert f"wrote into its inputs: {words}, in {case}" in flat(ended.stdout)
+        assert f"wrote into its inputs: {words} ({name}.py:2 in f), in {case}" in flat(ended.stdout)
 
 
 def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
@@ -112,7 +152,7 @@ def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
     cases = [part for one in ("square-widths", "square-self-attention", "square-causal") for part in ("-c", one)]
     ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", *cases, "-d", "float64", "--workers", "0"])
     text = flat(ended.stdout)
-    assert "the output does not depend on the keys and values: no attention over them is computed." in text
+    assert "The output of one call does not depend on the keys and values: no attention over them is computed." in text
     assert "No known bug" not in text
     assert "Next: " not in text
 

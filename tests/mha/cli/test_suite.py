@@ -17,10 +17,12 @@ def mha(*arguments: str):
     return CliRunner().invoke(main, list(arguments))
 
 
-@pytest.mark.nightly("`mha check` is 0 for each backend", but=("mxnet", "torch"))
+@pytest.mark.nightly("`mha check` is 0 for each backend", but=("torch",))
 def test_check_of_equal_backends_exits_0(backend_name, tmp_path):
     path = tmp_path / "report.json"
-    result = mha("check", "--backend", backend_name, "--case", "causal-b*", "--case", "trained-*", "--json", str(path))
+    result = mha(
+        "check", "--backend", backend_name, "--case", "causal-b*", "--case", "trained-first-layer", "--json", str(path)
+    )
     assert result.exit_code == 0, result.output
     assert "are equal to the reference" in result.output
     report = json.loads(path.read_text())

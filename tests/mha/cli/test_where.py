@@ -184,7 +184,7 @@ def test_inputs_of_its_own(recorded):
             "right.safetensors",
             ":Model is a class: name a model, or a function that returns one (def original",
         ),
-        ("{}:broken", "right.safetensors", "can't be made: it raised ValueError: no weights"),
+        ("{}:broken", "right.safetensors", "can't be made: it raised ValueError: no weights ("),
         ("nowhere", "right.safetensors", "no folder of that name exists"),
         ("{}", "right.safetensors", "name what is in it, too: write "),
         ("{}:original", "weights.pt", "safetensors"),
@@ -283,3 +283,12 @@ def test_an_interpreter_that_can_not_be_used_is_refused_in_one_line(tmp_path):
     )
     said = refused_by(bare, PYTHONPATH=str(tmp_path / "other"))
     assert f"{bare} has mha-parity 0.0.1; this is " in said
+
+
+def test_an_original_that_is_not_there_is_said_before_what_the_recording_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("port.safetensors").write_bytes(b"hello")
+    said = CliRunner().invoke(main, ["where", "no_folder", "port.safetensors"])
+    assert said.exit_code == 2
+    assert "no_folder" in said.output
+    assert "port.safetensors" not in said.output

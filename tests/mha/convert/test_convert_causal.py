@@ -110,6 +110,7 @@ def test_a_keras_archive_says_it_by_its_call(tmp_path):
 # What is said is so -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_earlier_outputs_stay_where_a_later_token_changes(model_type):

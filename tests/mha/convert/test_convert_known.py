@@ -33,7 +33,7 @@ def without_frameworks(monkeypatch):
 # What is known is so ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly("each family is read as it computes", every=4)
+@pytest.mark.nightly("each family is read as it computes", every=8)
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_path):
     """A small model is run, and what its attention gave is reproduced from its file by what its config says."""
@@ -52,6 +52,7 @@ def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_pa
     assert [layer.config for layer in proved.layers] == [layer.config for layer in known.layers]
 
 
+@pytest.mark.nightly("each family is read as it computes", every=3)
 @pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_cross_attention_is_known_and_proved_too(name, implementation, tmp_path):

@@ -73,7 +73,8 @@ def test_another_format_than_the_suffix_says_is_refused(form, other, tmp_path):
         ("a.safetensors", b"\x89HDF\r\n\x1a\n" + bytes(30), "it looks like HDF5"),
         ("a.npz", b"\x80\x04K\x01.", "it looks like pickle"),
         ("a.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "it looks like a Git LFS pointer"),
-        ("a.weights.h5", b"", "it looks like an empty file"),
+        ("a.weights.h5", b"", "is not a whole Keras weights file: it looks like an empty file"),
+        ("a.safetensors", b"hello", "is not a whole safetensors file: it looks like a text"),
         ("a.onnx", b"", "the suffix names no format that is known (known: .safetensors, .pt"),
     ],
 )

@@ -202,7 +202,7 @@ def test_a_mask_that_changes_nothing_beside_one_that_works_is_broken(mine):
             "is a class that takes arguments: name a function that makes one (def make(): return Sized(...))",
         ),
         ("all_nan", (), "can't be asked: every number of its outputs is NaN or infinite"),
-        ("broken", (), "can't be made: it raised RuntimeError: no file"),
+        ("broken", (), "can't be made: it raised RuntimeError: no file ("),
         ("refuses", (), "can't be asked: ValueError: never. Say what it is called with: --inputs FILE.npz"),
         ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked: name one"),
         ("right", ("--time-limit", "0"), "limit must be a positive number of seconds, at most 1e6. Got 0.0."),

@@ -22,6 +22,7 @@ from mha.learn.handout.folder import answered
 from mha.learn.judge import Verdict, judge, run_on
 from mha.learn.names import Found, explained, same, sentences, steps_of
 from mha.learn.running.dialects import DIALECTS
+from mha.learn.tracks import classes
 from mha.learn.tracks.own import candidates_of
 from mha.learn.tracks.translate import into
 from tests.mha.learn.answers import ANSWERS, Answer, half
@@ -144,11 +145,12 @@ SAME = {name: [pytest.mark.same_on_newest] for name in ("torch", "tf")}
 FRAMEWORKS = [pytest.param(name, marks=SAME.get(name, ())) for name in DIALECTS if name != "numpy"]
 
 
+@pytest.mark.nightly("the answer key is right in each framework", but=("jax", "torch"))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_key_is_right_in_its_framework(write, framework):
     if find_spec(DIALECTS[framework].module) is None:
         pytest.skip(f"{framework} is not installed")
-    for one in into(framework):
+    for one in (*into(framework), *classes.into(framework)):
         assert judge(*write(one.name, answered(one))).status == "right", one.name
     doubled = answered(exercise(f"masked-softmax-in-{framework}")).replace(
         "\ndef masked_softmax(scores, allowed):", "\ndef masked_softmax(scores, allowed):\n    scores = scores * 2.0"

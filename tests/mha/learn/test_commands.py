@@ -49,7 +49,7 @@ def test_start_writes_and_says_where_to_begin(tmp_path):
     assert f"{len(all_exercises(('numpy',)))} exercises written to" in result.output
     assert (tmp_path / "ex" / "write" / "masked_softmax.py").is_file()
     again = learn("start", tmp_path / "ex", "--framework", "jax")
-    assert f"{len(into('jax'))} exercises written to" in again.output
+    assert f"{len(into('jax')) + 1} exercises written to" in again.output
     fresh = learn("check", "causal", "--folder", tmp_path / "ex")
     assert fresh.exit_code == 1
     assert "to do" in fresh.output
@@ -118,7 +118,8 @@ def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
     Path("dan").mkdir()
     result = learn("class", "[red]", "ann", "bob", "dan", "--only", "write", "--json", "class.json")
     assert result.exit_code == 2, "dan has none"
-    header, *lines = result.stdout.splitlines()
+    table, _, mistakes = result.stdout.partition("\n\nMistakes, by how many make them:\n")
+    header, *lines = table.splitlines()
     starts = [header.index(name) for name in ("folder", "write", "right", "begun")]
     cut = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
     rows = [[line[part].strip() for part in cut] for line in lines]
@@ -136,6 +137,13 @@ def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
         ("bob", 0),
         ("dan", 0),
     ]
+    said = "softmax-missing: Scores are used as weights, without a softmax."
+    assert [" ".join(line.split()) for line in mistakes.splitlines()] == [
+        said,
+        "exercise: masked-softmax",
+        "learners: 1",
+    ]
+    assert found["mistakes"] == [{"exercise": "masked-softmax", "mistake": said, "folders": ["bob"]}]
     assert learn("class", "ann", "bob").exit_code == 0, "whatever is right"
 
 

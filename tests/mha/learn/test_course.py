@@ -27,7 +27,8 @@ TAUGHT = {
     r"rotary|turns?|rotation|positional": "positions",
     r"norm|normed|rms": "block",
     r"offsets?|query_offset|windows?|cache|past": "positions",
-    r"softcap|dropout": "",
+    r"dropout": "layer",
+    r"softcap": "",
 }
 """Words of a task -> the lesson from which on they may be used; "" where none teaches them."""
 

@@ -33,7 +33,7 @@ def spoilt(name, change):
         ("weighted-sum", lambda x, place: x * 0.7, "it is the right one times 0.7"),
         ("project", lambda x, place: np.maximum(x, 0.0), "negative numbers are 0"),
         ("project", lambda x, place: np.round(x, 3), "it is rounded to 3 decimals"),
-        ("project", lambda x, place: np.float64(np.float32(x)), "as where something is computed in float32"),
+        ("project", lambda x, place: np.float64(np.float32(x)), "it is as accurate as float32"),
         ("split", lambda x, place: x[:, ::-1], "each head has what stands at the other end"),
         ("split", lambda x, place: np.broadcast_to(x[:, :1], x.shape), "each head has what the first one must have"),
         ("masked-softmax", lambda x, place: np.nan * x, "every number is NaN where one is wrong"),

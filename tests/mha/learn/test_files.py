@@ -78,6 +78,7 @@ def test_a_tensor_that_is_returned_is_named(write):
     assert "convert it" in verdict.line
 
 
+@pytest.mark.nightly("a learner's file is one sentence", but=("import re; re.match(r'(a+)+b', 'a' * 64)",))
 @pytest.mark.parametrize(
     "loop",
     [
@@ -138,7 +139,7 @@ def test_a_hint_goes_deeper_level_by_level(write):
 
 
 def test_what_nothing_explains_is_shown_in_numbers(write):
-    one, folder = write("masked-softmax", HEAD + "return np.where(allowed, 0.25, 0.0)\n")
+    one, folder = write("masked-softmax", HEAD + "return np.where(allowed, 0.25 * np.tanh(scores), 0.0)\n")
     text = hint(one, folder, 2, "numpy").text
     assert "No known mistake, and no two of them" in text
     assert "case tiny-1-1-2: B=1 H=1 Lq=1 Lk=2, causal" in text

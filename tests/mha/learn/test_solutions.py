@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mha.learn.exercises import all_exercises, exercise
 from mha.learn.handout.folder import answered, start, text_of
 from mha.learn.hints import hint
 from mha.learn.judge import judge
+from mha.learn.running.layering import cases_of
 from mha.learn.tracks.course import ROWS, row_of
 from mha.learn.tracks.translate import into
 from mha_core import SpecError
@@ -182,6 +184,39 @@ def test_a_constant_and_a_formula_are_no_measurement(write, body):
     assert "a formula or a constant, nothing measured" in verdict.line
 
 
+CLASSES = [
+    ("self.w_v(values)", "self.w_v(keys)", "wrong", "values-from-keys: Values are projected from the key input."),
+    (
+        "valid_lens[:, None, None, None]",
+        "valid_lens[0]",
+        "wrong",
+        "lens-of-first-item: Every item gets the length of it",
+    ),
+    ("w_k", "w_key", "no answer", "MultiHeadAttention must have the layers w_q, w_k, w_v, w_o. Missing: w_k."),
+    ("flatten(2)", "flatten(1)", "no answer", "(case square-no-bias: B=4 H=3 Lq=7 Lk=7)"),
+]
+
+
+@pytest.mark.same_on_newest
+@pytest.mark.parametrize(("old", "new", "status", "sentence"), CLASSES)
+def test_a_wrong_class_of_a_framework_is_told_what_is_wrong(write, old, new, status, sentence):
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    right = solution("class-in-torch")
+    assert old in right
+    one, folder = write("class-in-torch", right.replace(old, new))
+    text = hint(one, folder, 2, "torch").text
+    assert text.startswith(f"class-in-torch: {status}, ")
+    assert sentence in text
+
+
+def test_a_layer_that_was_asked_nothing_is_not_right():
+    """Whoever changes what stands below the class: cases of the exercise must be answered."""
+    one = exercise("class-in-torch")
+    assert cases_of(one) == (*one.first, *one.own)
+    assert len(cases_of(one)) == 5
+
+
 # The folder ----------------------------------------------------------------------------------------------
 
 
@@ -192,7 +227,7 @@ def test_the_folder_is_written_once_and_never_over(tmp_path):
     mine = tmp_path / "write" / "masked_softmax.py"
     mine.write_text("mine")
     written, kept = start(tmp_path, ("numpy", "torch"))
-    assert (len(written), len(kept)) == (len(into("torch")), number)
+    assert (len(written), len(kept)) == (len(into("torch")) + 1, number)
     assert mine.read_text() == "mine"
     with pytest.raises(SpecError, match=r"is a file; give a folder"):
         start(mine, ("numpy",))
@@ -248,7 +283,7 @@ def test_the_numbers_of_an_example_are_those_of_the_key(tmp_path):
 
 
 def test_every_row_of_the_course_is_an_exercise_and_the_other_way_round():
-    names = {one.name for one in all_exercises(("numpy",)) if one.track != "translate"}
+    names = {one.name for one in all_exercises(("numpy",)) if one.track != "translate"} | {"class"}
     functions = {name.removesuffix("-in-numpy") for name in (one.name for one in into("numpy"))}
     assert {name.removesuffix("-of") for name in ROWS} == names | functions
     assert len({row.learned for row in ROWS.values()}) == len(ROWS)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 from click.testing import CliRunner
 
 from mha.cli.porter.phrase import phrase as command
+from mha.learn.running.dialects import DIALECTS
 from mha.phrases.said import CONCEPTS
 from mha.phrases.table import NATIVES, find
+from mha.phrases.text import lines_of
 
 pytestmark = pytest.mark.same_on_newest  # text, which no framework reads
 
@@ -50,7 +56,10 @@ def test_all_are_listed():
         (("torhc", "keras"), "'torhc': did you mean torch (torch.nn.MultiheadAttention)? `mha phrase` lists all"),
         (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
         (("torch",), "needs a second name, such as mha phrase torch keras"),
-        (("torch", "keras", "--about", "masks"), "--about 'masks' is no concept (there are: made, called, padding"),
+        (
+            ("torch", "keras", "--about", "masks"),
+            "--about 'masks' is no concept (there are: made (Make it), called (",
+        ),
     ],
 )
 def test_what_is_refused(arguments, message):
@@ -78,3 +87,23 @@ def test_what_is_refused(arguments, message):
 )
 def test_names_are_found(name, native):
     assert find(name).id == native
+
+
+def test_a_concept_may_be_named_by_words_of_its_heading():
+    status, text = run("sdpa", "jax.nn", "--about", "averaged over the heads")
+    assert status == 0
+    assert "THE WEIGHTS, AVERAGED OVER THE HEADS" in text
+    assert "PADDING" not in text
+
+
+@pytest.mark.nightly("printed code runs")
+@pytest.mark.parametrize("native", NATIVES.values(), ids=list(NATIVES))
+def test_what_makes_a_layer_runs_as_it_is_printed(native):
+    """In a new process, where nothing was done for the framework before."""
+    package = DIALECTS[native.framework].module
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    arrays = ["queries = keys = values = jax.numpy.ones((2, 5, E))"] if native.framework == "jax" else []
+    code = "\n".join(["E, H, d = 12, 3, 4", *native.imports, *arrays, *lines_of(native, "made")])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]

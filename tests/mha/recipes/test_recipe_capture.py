@@ -28,6 +28,7 @@ def registered():
         capturing.unregister(adapter)
 
 
+@pytest.mark.nightly("each family is read as it computes", every=2)
 @pytest.mark.parametrize("name", ["bert", "bert-cross", "gpt2-cross", "vit", "bart", "whisper"])
 def test_every_layer_of_a_model_is_recorded_and_agrees_with_the_definition(name, tmp_path):
     model = model_of(name, "eager")

@@ -73,6 +73,7 @@ def test_every_backend_computes_the_same_from_the_same_inputs(name, dtype, backe
         assert found.worst > 0.0
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_go_out_and_back_bit_for_bit(name):
     source, target = model_of(name, seed=0), model_of(name, seed=1)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from conformance.diagnosis.brief import describe
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
@@ -29,9 +30,22 @@ from mha_core import (
 )
 from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
+from tests.conformance.measure.wrong import wrong_at
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def _over_queries(state, weights):
+    scores = np.where(state["allowed"], state["scores"], -1e9)
+    exponentials = np.exp(scores - scores.max(axis=2, keepdims=True))
+    return exponentials / exponentials.sum(axis=2, keepdims=True)
+
+
+def _filled(state, weights):
+    exponentials = np.exp(np.where(state["allowed"], state["scores"], -1.0))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
 
 # Explaining -------------------------------------------------------------------------------------------
 
@@ -67,11 +81,29 @@ def test_a_layer_leaves_padded_rows_as_they_are():
     assert not found.failing  # without the mistake it is right
 
 
+@pytest.mark.parametrize(
+    ("step", "change", "stage", "said"),
+    [
+        ("heads", lambda s, x: 0.9 * x, "heads", "The heads read back through out_proj are the right ones times 0.9."),
+        ("weights", _over_queries, "weights", "summed over the queries they give 1: look at the axis of the softmax."),
+        ("weights", _filled, "weights", "Excluded scores become -1, which leaves these keys a weight."),
+    ],
+)
+def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, change, stage, said):
+    layer = layer_of("float64", config=AttentionConfig(24, 4, bias=True))
+    (found,) = explain(recording_of(layer, wrong_at(step, change), masks=MASKS[2:]))
+    text = describe(found)
+    assert f"{stage}: This is the first wrong step. " in text
+    assert said in text
+    assert "No known bug" not in text
+
+
 def test_pairs_are_found():
     (found,) = explain(recording_of(layer_of(), *select(("scale-missing", "out-proj-bias-missing"))))
     assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
 
 
+@pytest.mark.nightly("a recording's cause is named")
 def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
     """A causal mask that is inverted and transposed lacks its diagonal; the row that this empties shows the fill."""
     pair = ("causal-without-diagonal", "fill-1e9-averaged")
@@ -179,20 +211,21 @@ def test_packings_do_what_they_say():
         np.testing.assert_array_equal(state[stage], getattr(wanted, stage))
 
 
-def test_channels_in_the_other_order_are_named():
+@pytest.mark.nightly("a recording's cause is named", but=("False",))
+@pytest.mark.parametrize("of_the_output", [False, True])
+def test_channels_in_the_other_order_are_named(of_the_output):
     layer = layer_of()
     channels = np.arange(12).reshape(4, 3).T.ravel()  # (d, h): where each of the right ones stands
     held = dict(layer.weights)
     for name in ("q_proj", "k_proj", "v_proj"):
         for kind in ("weight", "bias"):
             held[f"{name}.{kind}"] = held[f"{name}.{kind}"][channels]
+    named = "channels-d-h-read-as-h-d"
+    if of_the_output:
+        held["out_proj.weight"] = held["out_proj.weight"][:, channels]
+        named += " + output-channels-d-h-read-as-h-d"
     (found,) = explain(recording_of(layer, held=held))
-    assert [explanation.name for explanation in found.explanations] == ["channels-d-h-read-as-h-d"]
-    held["out_proj.weight"] = held["out_proj.weight"][:, channels]
-    (found,) = explain(recording_of(layer, held=held))
-    assert [explanation.name for explanation in found.explanations] == [
-        "channels-d-h-read-as-h-d + output-channels-d-h-read-as-h-d"
-    ]
+    assert [explanation.name for explanation in found.explanations] == [named]
 
 
 def test_weights_in_another_order_beside_right_biases_are_named():
@@ -327,8 +360,8 @@ def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones
 def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by_them(tmp_path):
     original = layer_of()
     held = {**original.weights, "v_proj.bias": original.weights["k_proj.bias"]}
-    recording_of(replace(original, weights=held)).save(tmp_path / "port.safetensors")
-    recording_of(original).save(tmp_path / "original.safetensors")
+    recording_of(replace(original, weights=held), masks=MASKS[:1]).save(tmp_path / "port.safetensors")
+    recording_of(original, masks=MASKS[:1]).save(tmp_path / "original.safetensors")
     command = ["diagnose", str(tmp_path / "port.safetensors"), "--weights"]
     result = CliRunner().invoke(main, [*command, str(tmp_path / "original.safetensors")])
     assert result.exit_code == 1

@@ -80,6 +80,7 @@ def test_a_layer_that_leaves_other_keys_in_its_cache_is_wrong(tmp_path):
     assert "what it leaves in its cache" in found["model.model.layers.1.self_attn"].place
 
 
+@pytest.mark.nightly("a fault at the seam has a cause", every=2)
 @pytest.mark.parametrize(
     ("kind", "family", "side", "said"),
     [

@@ -127,7 +127,7 @@ def report_of(fold, fault, path):
     return mha.where(model, path, inputs=batch())
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=6)
 @pytest.mark.parametrize(("fold", "fault", "wrong"), CASES)
 def test_the_fault_or_the_module_around_it_and_the_parts_is_named_alone(fold, fault, wrong, tmp_path):
     report = report_of(fold, fault, tmp_path / "port.safetensors")

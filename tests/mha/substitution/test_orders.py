@@ -208,6 +208,7 @@ def key_channels(a):
 RIGHT = (value_bias, all_heads, scaled, value_channels, key_channels)
 
 
+@pytest.mark.nightly("right ports are right, in each way to write one", every=2)
 @pytest.mark.parametrize("change", RIGHT)
 def test_a_right_port_whose_parts_are_written_otherwise_is_right(model, tmp_path, change):
     report, moved = report_of(model, lambda port: change(port.attn), tmp_path / "port.safetensors")
@@ -219,6 +220,7 @@ def test_a_right_port_whose_parts_are_written_otherwise_is_right(model, tmp_path
     assert all("attn is right with them" in one.reason for one in divided)
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=3)
 @pytest.mark.parametrize("change", RIGHT)
 def test_what_is_wrong_beside_it_is_still_found(model, tmp_path, change):
     def both(port):
@@ -229,6 +231,7 @@ def test_what_is_wrong_beside_it_is_still_found(model, tmp_path, change):
     assert report.wrong == ("up",)
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=2)
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "o_proj"])
 def test_two_parts_that_do_not_mend_each_other_are_wrong(model, tmp_path, part):
     def change(port):

@@ -27,7 +27,7 @@ def report_of(way, path, *, wrong=False, change=lambda port: None):
     return mha.where(model, path, inputs=batch()), float(off)
 
 
-@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
+@pytest.mark.nightly("right ports are right, in each way to write one", every=5)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_right_port_passes(way, tmp_path):
     report, off = report_of(way, tmp_path / "port.safetensors")
@@ -36,7 +36,7 @@ def test_a_right_port_passes(way, tmp_path):
     assert report.equal
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=5)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_a_wrong_line_that_alone_is_named(way, tmp_path):
     report, off = report_of(way, tmp_path / "port.safetensors", wrong=True)

@@ -64,6 +64,7 @@ class Stack(nn.Module):
         return x
 
 
+@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("fault", ["scale", "other activation", "a row", "none"])
 def test_an_activation_beside_its_product_is_no_fault_whatever_else_is_wrong(tmp_path, inside, fault):
@@ -173,6 +174,7 @@ def test_an_attention_that_reads_its_mask_otherwise_than_others_of_its_class_is_
     assert any("the other way round than blocks." in note for note in result.notes)
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=3)
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_wrong_part_in_any_block_does_not_hide_a_mask_that_is_misread(tmp_path, block):
     model = randomized(Model())

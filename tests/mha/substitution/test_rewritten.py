@@ -96,7 +96,7 @@ def holds(outer, inner):
     return outer in ("", inner) or inner.startswith(f"{outer}.")
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=6)
 @pytest.mark.parametrize(
     ("way", "change", "wrong"),
     [
@@ -146,7 +146,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=12)
 @pytest.mark.parametrize(("way", "first", "second"), PAIRS)
 def test_of_two_faults_each_is_named_or_said_to_be_open(way, first, second, tmp_path):
     report, true = report_of(way, [first, second], tmp_path / "port.safetensors")
@@ -199,7 +199,7 @@ def folded(params):
     return params
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=8)
 @pytest.mark.parametrize("fold", [folded, dict])
 @pytest.mark.parametrize(
     ("epsilons", "inverted", "wrong"),

@@ -140,7 +140,7 @@ def test_what_is_wrong_in_scanned_layers_is_said_to_be_in_lines_of_the_model_or_
     assert "wrong in its own lines, or in those of layers (not recorded), which have no original" in text
 
 
-@pytest.mark.nightly("scanned layers are read", but=("False",))
+@pytest.mark.nightly("scanned layers are read")
 @pytest.mark.parametrize("pre", [True, False])
 def test_each_turn_of_a_scan_is_recorded_where_jax_does_not_trace_it(report_of, pre):
     right = report_of(pre=pre, scanned=True, eager=True)

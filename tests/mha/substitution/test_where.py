@@ -27,7 +27,7 @@ def report_of(model, port, path, api):
     return mha.where(model, path, inputs=batch())
 
 
-@pytest.mark.nightly("the wrong module is named, in each framework", every=4)
+@pytest.mark.nightly("the wrong module is named, in each framework", every=7)
 @pytest.mark.parametrize("api", each(PORTS))
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_wrong_module_is_named_and_no_other(model, tmp_path, api, fault, request):

@@ -85,6 +85,7 @@ def test_a_tolerance_below_the_bound_is_said():
     assert "right layers" not in enough.text()
 
 
+@pytest.mark.nightly("what a tolerance lets pass is right", every=2)
 @pytest.mark.parametrize("asked", [{"atol": 0.1}, {"cosine": 0.999}])
 def test_a_cut_call_says_the_same(monkeypatch, asked):
     """What shows in a part fails the whole element by element, but not in a cosine of the whole.

@@ -34,6 +34,13 @@ def test_the_size_is_said_before_the_page_is_written(run, tmp_path):
     assert (tmp_path / "view.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_page_without_a_name_is_called_after_the_recording(run, tmp_path):
+    done = CliRunner().invoke(view, ["two.safetensors"])
+    assert done.exit_code == 0, done.output
+    assert "Wrote two-heads.html: " in done.output
+    assert (tmp_path / "two-heads.html").read_text().startswith("<!doctype html>")
+
+
 def test_what_was_not_used_is_exit_status_1(run):
     perturbed(two_layers()).save("wrong.safetensors")
     done = run("wrong.safetensors")

@@ -40,6 +40,7 @@ def layer_with(**rotary):
     return from_weights(AttentionConfig(**SIZES, rotary={**ROTARY, **rotary}, query_key_norm=NORM), WEIGHTS)
 
 
+@pytest.mark.nightly("positions that are traced turn as known ones", every=3)
 @pytest.mark.parametrize("known", [(), ("queries",), ("keys",), ("queries", "keys")])
 def test_positions_that_are_traced_turn_as_known_ones_do(known):
     layer, variables = layer_with()
@@ -56,6 +57,7 @@ def test_positions_that_are_traced_turn_as_known_ones_do(known):
     np.testing.assert_allclose(weights, wanted["weights"], **CLOSE)
 
 
+@pytest.mark.nightly("positions that are traced turn as known ones", but=("offset1",))
 @pytest.mark.parametrize("offset", [6, np.array([6, 0])])
 def test_an_offset_that_is_traced_turns_as_a_known_one_does(offset):
     layer, variables = layer_with()
@@ -68,6 +70,7 @@ def test_an_offset_that_is_traced_turns_as_a_known_one_does(offset):
     np.testing.assert_allclose(jax.jit(attend)(offset), wanted, **CLOSE)
 
 
+@pytest.mark.nightly("positions that are traced turn as known ones", every=3)
 @pytest.mark.parametrize(
     "rule",
     [
@@ -118,7 +121,7 @@ def test_a_layer_that_casts_turns_by_exact_angles():
     np.testing.assert_allclose(found[1], wanted["weights"], **CLOSE)
 
 
-@pytest.mark.nightly("half precision is within its bound on each path", every=3)
+@pytest.mark.nightly("half precision is within its bound on each path", but=("float32-float16",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["float32", "dtype"])
 def test_half_precision_stays_half(dtype, product):
@@ -165,6 +168,7 @@ def test_vmap_over_positions():
         np.testing.assert_allclose(found, wanted, **CLOSE)
 
 
+@pytest.mark.nightly("positions and tables reach each path", but=("compiled",))
 @pytest.mark.parametrize("path", ["compiled", "blocks"])
 def test_the_backend_passes_positions_and_tables_on(path):
     past = {"past_keys": normal(3, B, 2, LP, 6), "past_values": normal(4, B, 2, LP, 6)}

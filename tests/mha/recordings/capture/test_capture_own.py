@@ -103,6 +103,7 @@ def d2l_layer(name):
     return layer, call
 
 
+@pytest.mark.nightly("layers of d2l are recorded", but=("jax", "mxnet"))
 def test_d2l_is_recorded(backend_name):
     layer, call = d2l_layer(backend_name)
     queries, keys = numbers(B, LQ, 12), numbers(B, LK, 12)

@@ -93,6 +93,7 @@ def said_of(model, inputs, path):
     return {one.bug for one in report.unseen if not one.module}
 
 
+@pytest.mark.nightly("what inputs do not show is said", every=2)
 @pytest.mark.parametrize("bug", CASES)
 def test_a_bug_is_said_only_of_inputs_that_do_not_show_it(bug, tmp_path):
     model, shown, hidden = CASES[bug]
