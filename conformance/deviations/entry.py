@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 from mha_core.stages import GRADIENT, is_gradient
 
@@ -75,6 +76,8 @@ class Deviation:
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
+        from packaging.requirements import Requirement
+
         return tuple(map(Requirement, self.versions))
 
     def why_not_here(self) -> str:

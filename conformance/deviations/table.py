@@ -8,8 +8,6 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from conformance.deviations.entry import EVERY_GRADIENT, EVERYTHING, Deviation
 from mha_core import STAGES, SpecError
 from mha_core.call.call import LEAVES
@@ -151,6 +149,8 @@ def _link(field: str, value: Any) -> str:
 def _versions(field: str, value: Any) -> tuple[str, ...]:
     """Packages with their versions; one of them may be a text alone."""
     rule = "a package and the versions in which it happens, such as torch>=2.0,<3"
+    from packaging.requirements import InvalidRequirement, Requirement
+
     texts = _texts(field, [value] if isinstance(value, str) else value)
     for text in texts:
         try:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
@@ -110,7 +109,7 @@ class Shelf:
         data = self._kept.get(_key(problem, precision))
         if data is None:
             return None
-        arrays = safetensors.numpy.load(data)
+        arrays = _arrays(data)
         trace = Trace.of_arrays(_named(arrays, TRACE))
         stages, gradients = _named(arrays, ALLOWED), partial(self._of_gradients, problem, precision, None)
         allowed = _Bounds(stages, tuple(filter(is_gradient, trace.arrays())), gradients)
@@ -132,7 +131,7 @@ class Shelf:
         key = f"{GRADIENT}{_key(problem, precision)}"
         data = self._kept.get(key)
         if data is not None:
-            return _named(safetensors.numpy.load(data), ALLOWED)
+            return _named(_arrays(data), ALLOWED)
         every = answer(problem, precision).allowed_error if allowed is None else allowed
         found = {name: every[name] for name in every if is_gradient(name)}
         self._kept.put(key, _data(_numbered(found, ALLOWED)))
@@ -175,7 +174,15 @@ def _named(arrays: Mapping[str, NDArray], kind: str) -> dict[str, NDArray]:
 
 
 def _data(arrays: Mapping[str, NDArray]) -> bytes:
-    return bytes(safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+    from safetensors.numpy import save
+
+    return bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+
+
+def _arrays(data: bytes) -> dict[str, NDArray]:
+    from safetensors.numpy import load
+
+    return dict(load(data))
 
 
 TRACE, ALLOWED, WHERE = "trace.", "allowed.", "where"

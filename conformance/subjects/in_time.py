@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from conformance.subjects.surroundings import kept_numpy
 
 
 class TookTooLong(RuntimeError):
@@ -23,6 +26,12 @@ class TookTooLong(RuntimeError):
 
 Answer = tuple[Any, BaseException | None]
 """(the result of a job, None), or (None, the exception that it raised)."""
+
+IS_ALONE = sys.platform == "emscripten"
+"""Whether there are no threads and no processes, as in a browser, whose page keeps the time."""
+
+_limit = 0.0
+"""Seconds that what runs `alone` may take; 0 while nothing does."""
 
 _idle: list[_Worker] = []
 """Threads that wait for work. One is enough unless subjects ask subjects."""
@@ -62,6 +71,8 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
 
 def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]:
     """Return the results of all works, each run as by `in_time` at the same time; or raise the first error."""
+    if IS_ALONE:
+        return [alone(work, seconds) for work in works]
     workers = [_idle.pop() if _idle else _Worker() for _ in works]
     for worker, work in zip(workers, works, strict=True):
         worker.jobs.put(partial(contextvars.copy_context().run, work))
@@ -87,6 +98,23 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
         if failure is not None:
             raise failure
     return [answer for answer, _ in found]
+
+
+def tell(seconds: float) -> None:
+    """Tell the page around this to end it after so many seconds; 0: whenever it likes. The page puts its own here."""
+
+
+def alone(work: Callable[[], Any], seconds: float) -> Any:
+    """Return `work()`, run in this thread, where there is no other; the page ends all if it takes too long."""
+    global _limit
+    before, _limit = _limit, seconds
+    tell(seconds)
+    try:
+        with kept_numpy():
+            return work()
+    finally:
+        _limit = before
+        tell(before)
 
 
 def idle_threads() -> list[threading.Thread]:

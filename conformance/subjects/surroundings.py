@@ -1,12 +1,15 @@
-"""Restores what a subject may change for the whole process: the streams, and the recursion limit."""
+"""Restores what a subject may change for the whole process: streams, the recursion limit; where it is alone, NumPy."""
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+import numpy as np
 
 STREAMS = ("stdout", "stderr")
 
@@ -38,6 +41,20 @@ def kept_surroundings() -> Iterator[None]:
                 stream = _open(name, stream)
             if getattr(sys, name) is not stream:
                 setattr(sys, name, stream)
+
+
+@contextmanager
+def kept_numpy() -> Iterator[None]:
+    """Return a context after which NumPy's and Python's own functions are what they were, whatever was put there."""
+    before = [(vars(module), dict(vars(module))) for module in (builtins, np, np.linalg)]
+    options, errors = np.get_printoptions(), np.geterr()
+    try:
+        yield
+    finally:
+        for names, kept in before:
+            names.update(kept)
+        np.set_printoptions(**options)
+        np.seterr(**errors)
 
 
 def _open(name: str, stream: TextIO) -> TextIO:

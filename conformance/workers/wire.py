@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
@@ -94,10 +93,12 @@ def dumps(value: Any) -> bytes:
     >>> loads(dumps({"a": (1, float("inf")), 2: None}))
     {'a': (1, inf), 2: None}
     """
+    from safetensors.numpy import save
+
     writer = _Writer(isinstance(value, Together))
     text = json.dumps([writer.plain(value.value if isinstance(value, Together) else value), writer.forms])
     data = np.frombuffer(b"".join(writer.parts), np.uint8)
-    return safetensors.numpy.save({BYTES: data}, metadata={TEXT: text})
+    return save({BYTES: data}, metadata={TEXT: text})
 
 
 def loads(data: bytes, *, layouts: bool = False) -> Any:
@@ -110,10 +111,12 @@ def loads(data: bytes, *, layouts: bool = False) -> Any:
     Raises:
         Unreadable: the bytes are no message of `dumps`.
     """
+    from safetensors.numpy import load
+
     try:
         header = int.from_bytes(data[:8], "little")
         value, forms = json.loads(json.loads(data[8 : 8 + header])["__metadata__"][TEXT])
-        return _Reader(safetensors.numpy.load(data)[BYTES], forms, layouts).value(value)
+        return _Reader(load(data)[BYTES], forms, layouts).value(value)
     except (Exception, RecursionError) as error:
         raise Unreadable(one_line(error)) from error
 

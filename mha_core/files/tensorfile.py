@@ -19,8 +19,6 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import save as to_safetensors
 
 from mha_core.errors import SpecError, one_line, shown
 from mha_core.files.outside import parse_json_object
@@ -88,6 +86,8 @@ def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file: {path}")
+    from safetensors import safe_open  # where it is missing, as in a browser, what needs no file goes on
+
     header = read_header(path)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -102,7 +102,9 @@ def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict
 
 def to_sealed(arrays: Mapping[str, NDArray], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a file with these arrays and this metadata, and a seal."""
-    data = to_safetensors(dict(arrays), metadata={**metadata, SEAL: UNSEALED})
+    from safetensors.numpy import save
+
+    data = save(dict(arrays), metadata={**metadata, SEAL: UNSEALED})
     length = int.from_bytes(data[:8], "little")
     return data[:8] + sealed_header(data[8 : 8 + length]) + data[8 + length :]
 

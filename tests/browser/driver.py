@@ -1,4 +1,4 @@
-"""Chromium without a window, as tests of pages drive it: from disk, at a width, light or dark, scripts on or off.
+"""Chromium without a window, as tests of pages drive it: a file or a server, a width, light or dark, scripts on or off.
 
 Without Chromium these tests are skipped on somebody's own machine; in CI, or with MHA_BROWSER set, they fail.
 """
@@ -100,11 +100,13 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
 
-    def open(self, page: Path, width: int, scheme: str = "light", target: str = "", *, scripts: bool = True) -> None:
-        """Show a page from disk.
+    def open(
+        self, page: Path | str, width: int, scheme: str = "light", target: str = "", *, scripts: bool = True
+    ) -> None:
+        """Show a page.
 
         Args:
-            page: the file.
+            page: the file, or an address.
             width: of the window, in CSS pixels.
             scheme: "light" or "dark", what the system prefers.
             target: the id after "#".
@@ -119,18 +121,18 @@ class Browser:
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)  # what earlier pages left
         self.driver.execute_cdp_cmd(SCRIPTS_OFF, {"value": not scripts})
-        address = page.resolve().as_uri()
+        address = page if isinstance(page, str) else page.resolve().as_uri()
         self.driver.get(f"{address}#{target}" if target else address)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a script returns that the test runs in the page."""
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, script: str, *arguments: Any) -> None:
-        """Until the script returns something true: ten seconds, then the test fails."""
+    def wait(self, script: str, *arguments: Any, seconds: float = 10.0) -> None:
+        """Until the script returns something true; after so many seconds the test fails."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        WebDriverWait(self.driver, 10).until(lambda driver: driver.execute_script(script, *arguments))
+        WebDriverWait(self.driver, seconds).until(lambda driver: driver.execute_script(script, *arguments))
 
     def press(self, *keys: str) -> None:
         """Type into what has the focus, key by key: characters, or names such as "ARROW_DOWN" and "TAB"."""

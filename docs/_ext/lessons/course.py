@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from _ext.common import escaped, table
+from _ext.lessons.judged import editors
 from lessons import runner
 from mha.learn.exercise import NUMPY
 from mha.learn.exercises import exercise
@@ -134,6 +135,7 @@ def below(lesson: Lesson) -> str:
             "## Exercises",
             "In the folder that `mha learn start play --only course` [made](start.md#the-exercises):",
             asked,
+            editors(lesson.exercises),
             "A wrong answer is [told what is wrong](learn.md): `mha learn hint NAME`.",
         ]
     parts += [f"Next: [{one.title}]({one.page}.md)" for one in COURSE[COURSE.index(lesson) + 1 :][:1]]
@@ -146,7 +148,7 @@ def extra(lesson: Lesson) -> str:
     told = "No later lesson needs them. `mha learn start .` adds their files"
     classes = any(exercise(one).dialect != NUMPY for one in lesson.extra)
     told += ", and with `--framework torch` those of a framework:" if classes else ":"
-    return f"## Extra exercises\n\n{told}\n\n{asked}\n" if asked else ""
+    return f"## Extra exercises\n\n{told}\n\n{asked}\n\n{editors(lesson.extra)}\n" if asked else ""
 
 
 def _asked(names: Iterable[str]) -> str:

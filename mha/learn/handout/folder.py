@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-import jinja2
-
 from mha.learn.exercise import NUMPY, CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.exercises import TRACKS, all_exercises, chosen
 from mha.learn.handout.example import example
@@ -35,16 +33,8 @@ OF_CLASSES = {"jax": "\nfrom flax import linen as nn", "mxnet": "\nfrom mxnet im
 """Framework -> what a class imports beside what every exercise does."""
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("mha.learn"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # it is Python
-    )
+CALL = Path(__file__).parents[1] / "templates" / "call.txt"
+"""The call that somebody starts from who is to catch a hidden bug."""
 
 
 @cache
@@ -52,21 +42,13 @@ def text_of(exercise: Exercise) -> str:
     """Return the text of an exercise's file as it is handed out."""
     given_in = "torch" if exercise.dialect == NUMPY else NUMPY
     given = answer(exercise, given_in) if isinstance(exercise, StepExercise) and exercise.source else ""
-    return (
-        _environment()
-        .get_template("exercise.py.j2")
-        .render(
-            exercise=exercise,
-            row=row_of(exercise),
-            levels=LEVELS,
-            minutes=minutes(exercise),
-            paragraphs=_paragraphs(exercise),
-            heading=heading(exercise),
-            code=code_of(exercise),
-            given="\n".join(f"#     {line}".rstrip() for line in given.splitlines()),
-            given_in="PyTorch" if given_in == "torch" else "NumPy",
-        )
-    )
+    head = f"{exercise.name} (level {row_of(exercise).level} of {LEVELS}, about {minutes(exercise)})"
+    judge = f"Judge it:  mha learn check {exercise.name}\nStuck?     mha learn hint {exercise.name}"
+    parts = ["\n\n".join([f'"""{head}', *_paragraphs(exercise), f'{judge}\n"""', heading(exercise)])]
+    if given:
+        shown = "\n".join(f"#     {line}".rstrip() for line in ("", *given.splitlines()))
+        parts.append(f"# Given, in {'PyTorch' if given_in == 'torch' else 'NumPy'}:\n{shown}")
+    return "\n\n".join(parts) + f"\n\n\n{code_of(exercise)}\n"
 
 
 def minutes(exercise: Exercise) -> str:
@@ -90,7 +72,7 @@ def heading(exercise: Exercise) -> str:
 def code_of(exercise: Exercise) -> str:
     """Return the code in an exercise's file that the learner replaces with an answer."""
     if isinstance(exercise, CatchExercise):
-        return _environment().get_template("catch.py.j2").render().rstrip()
+        return CALL.read_text("utf-8").rstrip()
     if isinstance(exercise, LayerExercise):
         return exercise.code.rstrip()
     return f"def {exercise.signature}:\n    raise NotImplementedError"

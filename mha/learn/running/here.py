@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mha.learn.exercise import Exercise
 from mha.learn.exercises import exercise
 from mha.learn.hints import hint
 from mha.learn.running.dialects import DIALECTS
@@ -50,8 +52,15 @@ def check_here(name: str, function: Callable[..., Any], *, level: int = 2) -> st
     wanted, given = Path(asked.file).stem, function.__name__
     if given != wanted:
         lines.append(f"{wanted} = {given}")
-    with tempfile.TemporaryDirectory() as folder:
+    with written(asked, "\n\n".join(lines) + "\n") as folder:
+        return hint(asked, folder, level, asked.dialect).text
+
+
+@contextmanager
+def written(asked: Exercise, text: str) -> Iterator[Path]:
+    """Return a context whose value is a folder with an exercise's file, which has this text."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a browser keeps the current one
         path = Path(folder, asked.file)
         path.parent.mkdir(parents=True)
-        path.write_text("\n\n".join(lines) + "\n", "utf-8")
-        return hint(asked, Path(folder), level, asked.dialect).text
+        path.write_text(text, "utf-8")
+        yield Path(folder)

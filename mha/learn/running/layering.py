@@ -22,6 +22,7 @@ from conformance.cases.sequence import Asked
 from conformance.cases.table import all_cases, all_sequences
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
+from conformance.subjects import in_time
 from conformance.subjects.answers import CannotExpress, SubjectFailed
 from conformance.subjects.load import LoadedSubject, load_subject
 from conformance.workers.described import RemoteSubject
@@ -82,7 +83,7 @@ def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
     reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
     if reason:
         return Layered(reason=reason, printed=printed)
-    layered: Layered = call(Settings(), _judged, _remote(dialect, path, subject), name)
+    layered: Layered = _worked(_judged, dialect, path, subject, name)
     return replace(layered, printed=ask(dialect, SECONDS, printed_by, path))
 
 
@@ -96,10 +97,17 @@ def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> 
     if reason:
         return str(reason)
     try:
-        found: Explained = call(Settings(), explained, _remote(dialect, path, subject), cases)
+        found: Explained = _worked(explained, dialect, path, subject, cases)
     except SpecError as error:
         return shown(str(error), 300)
     return found
+
+
+def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *arguments: Any) -> Any:
+    """Return the result of some work on a prepared layer, done in a process of ours."""
+    if in_time.IS_ALONE:
+        return work(layer_of(path), *arguments)
+    return call(Settings(), work, _remote(dialect, path, subject), *arguments)
 
 
 def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple[str, ...]:
@@ -108,9 +116,7 @@ def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple
     if reason:
         return ()
     try:
-        names: tuple[str, ...] = call(
-            Settings(), _unread, _remote(dialect, path, exercise.subject), exercise.name, case
-        )
+        names: tuple[str, ...] = _worked(_unread, dialect, path, exercise.subject, exercise.name, case)
     except (SpecError, SubjectFailed, CannotExpress):
         return ()
     return names
@@ -146,7 +152,7 @@ def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
     return (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
 
 
-def _judged(subject: RemoteSubject, name: str) -> Layered:
+def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:
     one = exercise(name)
     assert isinstance(one, LayerExercise)
     cases = cases_of(one)
@@ -164,7 +170,7 @@ def _judged(subject: RemoteSubject, name: str) -> Layered:
     return Layered(None, right, unsupported)
 
 
-def _unread(subject: RemoteSubject, name: str, case: str) -> tuple[str, ...]:
+def _unread(subject: RemoteSubject | LoadedSubject, name: str, case: str) -> tuple[str, ...]:
     one = exercise(name)
     assert isinstance(one, LayerExercise)
     asked = {*one.first, case}
@@ -186,7 +192,7 @@ def _with_whole_mask(problem: Problem) -> Problem:
     return replace(problem, inputs=replace(problem.inputs, mask=AttentionMask(allowed=allowed)))
 
 
-def _output(subject: RemoteSubject, problem: Problem) -> NDArray:
+def _output(subject: RemoteSubject | LoadedSubject, problem: Problem) -> NDArray:
     return np.asarray(subject.prepare(problem.config, problem.weights)(problem.inputs).output)
 
 
@@ -217,7 +223,7 @@ def _own_cases() -> tuple[Case, ...]:
     return tuple({case.id: case for case in own}.values())
 
 
-def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
+def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) -> Explained:
     """Return what explains a layer in these cases: an exercise's own mistakes, else bugs of the zoo.
 
     The returned bugs have no steps (functions), since these can't be sent to another process.

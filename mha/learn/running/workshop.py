@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+from conformance.subjects import in_time
 from conformance.workers.described import Elsewhere
 from conformance.workers.execute import end_idle
 from conformance.workers.interpreters import LEARNERS, Home, Settings
 from conformance.workers.protocol import TooLong, WorkerDied
 from mha.learn.exercise import NUMPY
 from mha.learn.running.dialects import prepare
+
+LONGEST_ALONE = 10.0
+"""Most seconds that a file may take where there is no process to end: a page that waits is ended."""
 
 IMPORT_SECONDS = 180.0
 """Seconds that importing a framework may take."""
@@ -30,8 +34,13 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
         return _called(dialect, seconds, function, *arguments)
     except WorkerDied as death:
         if isinstance(death, TooLong):
-            raise TooLong(f"no answer within {seconds:g} s: an endless loop, or far too much work") from death
+            raise TooLong(too_long(seconds)) from death
         raise
+
+
+def too_long(seconds: float) -> str:
+    """Return what is said of a file that took longer than so many seconds."""
+    return f"no answer within {seconds:g} s: an endless loop, or far too much work"
 
 
 def end_process(dialect: str) -> None:
@@ -57,4 +66,6 @@ def why_not(dialect: str) -> str:
 
 def _called(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in the process of a framework, which is kept; raises what it raises, or WorkerDied."""
+    if in_time.IS_ALONE:
+        return in_time.alone(partial(function, *arguments), min(seconds, LONGEST_ALONE))
     return Elsewhere(home(dialect), Settings()).asked(seconds, object, function, *arguments)

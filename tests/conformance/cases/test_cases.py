@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from conformance.cases.case import Case
 from conformance.cases.parts import prime_config
 from conformance.cases.table import all_cases, select
+from conformance.cases.topics import trained
 from mha_core import AttentionConfig, AttentionMask, SpecError
 
 
@@ -28,6 +32,17 @@ def test_cases_build_and_repeat_themselves(case):
     assert first.config == case.config
     for array in (first.inputs.queries, *first.weights.values()):
         assert array.size < 2 or np.unique(array).size > 1, "a constant array hides mistakes"
+
+
+def test_the_trained_layers_are_what_their_file_says():
+    """It is read by NumPy alone, and the table of cases reads it not at all."""
+    with safe_open(trained.FIXTURE, framework="numpy") as file:
+        assert AttentionConfig.from_dict(json.loads(file.metadata()["config"])) == trained.CONFIG
+    arrays, found = load_file(trained.FIXTURE), trained._arrays()
+    assert {name: (one.dtype, one.tobytes()) for name, one in found.items()} == {
+        name: (one.dtype, one.tobytes()) for name, one in arrays.items()
+    }
+    assert arrays["layer5.hidden_states"].shape[:2] == (trained.SENTENCES, trained.LENGTH)
 
 
 def fixed_mask(**sources):

@@ -1,0 +1,87 @@
+"""The exercises of a lesson on its page: the file, and an editor whose answer is judged there, by Pyodide.
+
+Without scripts, on a page that was opened from disk, and where the site was built without Pyodide
+(`docs/_data/pyodide.py` fetches it), the page says the command.
+"""
+
+from __future__ import annotations
+
+import html
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from _data.pyodide import TARGET
+from mha.learn.exercise import NUMPY, HeadsExercise, LayerExercise
+from mha.learn.exercises import exercise
+from mha.learn.handout.folder import text_of
+from mha.learn.running.workshop import LONGEST_ALONE, too_long
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.util.typing import ExtensionMetadata
+
+ROOT = Path(__file__).parents[3]
+
+CODE, TRAINED = "judge.zip", "trained.zip"
+ARCHIVES = {
+    CODE: ("mha_core", "conformance", "mha/__init__.py", "mha/learn", "mha/undetectable_bugs"),
+    TRAINED: ("conformance/cases/data/minilm.safetensors",),
+}
+"""Archive -> files and folders of this project that a page's worker unpacks; the second where a case needs it."""
+
+MADE = (1980, 1, 1, 0, 0, 0)
+"""When all files of an archive were made: it is the same in each build."""
+
+
+def editors(names: Iterable[str]) -> str:
+    """HTML of exercises in NumPy, each a fold with its file, and the script that makes editors of them; "" for none."""
+    folds = [_fold(name) for name in names if exercise(name).dialect == NUMPY]
+    if not folds:
+        return ""
+    return "\n".join(["```{raw} html", *folds, *_script(), "```"])
+
+
+def _fold(name: str) -> str:
+    one = exercise(name)
+    asked, _, code = text_of(one).removeprefix('"""').partition('\n"""\n\n')
+    archives = [CODE, *([TRAINED] * isinstance(one, (LayerExercise, HeadsExercise)))]
+    return (
+        f'<details class="exercise" data-name="{name}" data-archives="{" ".join(archives)}">\n'
+        f"<summary><code>{one.file}</code></summary>\n"
+        f'<pre class="asked">{html.escape(asked)}</pre>\n'
+        f'<pre class="given">{html.escape(code)}</pre>\n</details>'
+    )
+
+
+def _script() -> list[str]:
+    if not TARGET.is_dir():
+        return []
+    size = sum(path.stat().st_size for path in TARGET.iterdir())
+    words = html.escape(too_long(LONGEST_ALONE))
+    return [f'<script defer src="_static/judge.js" data-too-long="{words}" data-size="{size / 1e6:.0f}"></script>']
+
+
+def write_judge(app: Sphinx, error: Exception | None) -> None:
+    """Put Pyodide, NumPy and the judge beside the pages."""
+    if error is not None or app.builder.format != "html" or not TARGET.is_dir():
+        return
+    folder = Path(app.outdir, "_judge")
+    shutil.copytree(TARGET, folder, dirs_exist_ok=True)
+    for name, parts in ARCHIVES.items():
+        with ZipFile(folder / name, "w", ZIP_DEFLATED) as archive:
+            for path in (path for part in parts for path in _files(ROOT / part)):
+                entry = ZipInfo(path.relative_to(ROOT).as_posix(), MADE)
+                archive.writestr(entry, path.read_bytes(), ZIP_DEFLATED)
+
+
+def _files(part: Path) -> list[Path]:
+    return [part] if part.is_file() else sorted(path for path in part.rglob("*") if path.suffix in (".py", ".txt"))
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the writer of what judges."""
+    app.connect("build-finished", write_judge)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,44 @@
+"""Judge a file in a page, by Pyodide: one process, one thread, and NumPy alone. `docs/_static/judge.js` asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mha.learn.exercise import NUMPY
+from mha.learn.exercises import exercise
+from mha.learn.hints import hint
+from mha.learn.judge import Verdict, judge
+from mha.learn.progress import learned
+from mha.learn.running.attempt import KEPT
+from mha.learn.running.here import written
+from mha_core.errors import shown
+
+
+def said(name: str, text: str, level: int) -> tuple[str, str, int]:
+    """Return what a page shows of the text of an exercise's file.
+
+    Args:
+        name: the name of the exercise.
+        text: what its file holds.
+        level: how much is said: 1 as `mha learn check`, more as `mha learn hint`.
+
+    Returns:
+        The status at level 1, else ""; the words; and the next level that says more, or 0.
+    """
+    one = exercise(name)
+    with written(one, text) as folder:
+        if level > 1:
+            found = hint(one, folder, level, NUMPY)
+            return "", found.text, found.deeper or 0
+        verdict = judge(one, folder)
+        return verdict.status, "\n".join(_lines(verdict)), 0 if verdict.status == "right" else 2
+
+
+def _lines(verdict: Verdict) -> Iterator[str]:
+    yield f"{verdict.exercise.name}: {verdict.status}, {verdict.line}"
+    if verdict.status == "right":
+        yield f"Learned: {learned(verdict.exercise)}"
+    if verdict.printed:
+        yield "it printed: " + "\n            ".join(map(shown, verdict.printed.splitlines()))
+        if len(verdict.printed) == KEPT:
+            yield f"            ... and more: the first {KEPT} characters are kept"

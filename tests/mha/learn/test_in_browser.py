@@ -1,0 +1,91 @@
+"""What a page on the site runs: the same judge and the same words, in one process, with NumPy alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conformance.subjects import in_time
+from mha.learn.exercises import exercise
+from mha.learn.handout.folder import answered, text_of
+from mha.learn.hints import hint
+from mha.learn.running.attempt import KEPT
+from mha.learn.running.here import written
+from mha.learn.running.in_browser import said
+from tests.docs.conftest import ROOT
+
+TEXTBOOK = """import numpy as np
+
+
+def empty_row(scores, allowed):
+    scores = np.where(allowed, scores, -np.inf)
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum(axis=-1, keepdims=True)
+"""
+
+ALONE = """
+import json, sys
+
+class NumPyAlone:
+    def find_spec(self, name, path=None, target=None):
+        own = {*sys.stdlib_module_names, "numpy", "mha", "mha_core", "conformance", "plain_function"}
+        if name.partition(".")[0] not in own:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NumPyAlone())
+from conformance.subjects import in_time
+in_time.IS_ALONE = True
+from mha.learn.running.in_browser import said
+print(json.dumps([said(*asked) for asked in json.load(sys.stdin)]))
+"""
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """What the page is told: the limits, in seconds."""
+    limits = []
+    monkeypatch.setattr(in_time, "IS_ALONE", True)
+    monkeypatch.setattr(in_time, "tell", limits.append)
+    return limits
+
+
+def test_numpy_alone_is_needed_and_the_words_are_those_of_the_command():
+    names = ("softmax", "weights-by-angle", "plain-function")
+    asked = [(name, answered(exercise(name)), 1) for name in names]
+    asked += [("empty-row", TEXTBOOK, level) for level in (1, 2)]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], input=json.dumps(asked), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *right, first, second = json.loads(done.stdout)
+    assert [(status, deeper) for status, _, deeper in right] == [("right", 0)] * len(names)
+    assert all("\nLearned: " in words for _, words, _ in right)
+    with written(exercise("empty-row"), TEXTBOOK) as folder:
+        assert first == ["wrong", hint(exercise("empty-row"), folder, 1, "numpy").text, 2]
+        assert second == ["", *hint(exercise("empty-row"), folder, 2, "numpy")]
+
+
+def test_the_page_is_told_how_long_a_file_may_take(alone):
+    assert said("empty-row", TEXTBOOK, 1)[0] == "wrong"
+    assert alone == [10.0, 0.0]
+    alone.clear()
+    assert said("empty-row", text_of(exercise("empty-row")), 1)[0] == "to do"
+    assert alone == []  # nothing ran
+
+
+def test_what_a_file_does_to_numpy_is_undone(alone):
+    spoilt = "import numpy as np\nnp.exp = np.where = None\n" + TEXTBOOK
+    assert said("empty-row", spoilt, 1)[:1] == ("no answer",)
+    assert said("empty-row", answered(exercise("empty-row")), 1)[0] == "right"
+
+
+def test_much_print_is_cut_and_said_so(alone):
+    _, words, _ = said("empty-row", f"print('x' * 5_000_000)\n{TEXTBOOK}", 1)
+    assert "it printed: xxx" in words
+    assert f"and more: the first {KEPT} characters are kept" in words
+    assert len(words) < KEPT
+    _, words, _ = said("empty-row", f"print('here')\n{TEXTBOOK}", 1)
+    assert words.endswith("it printed: here")
