@@ -16,17 +16,17 @@ from mha_core import STAGES
 from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
-ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as in many frameworks' layers (mha deviations)."
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. Many frameworks do the same: `mha deviations`."
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers huge or not finite"}
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
 OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
 COMMON = OWN_LAYERS | {"fill-added-1e9", FINITE}  # that much code has: beside others these are said last, and in short
-AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
-FIRST = "This is the first wrong step"
+AS_OWN_LAYERS = "Frameworks' own layers do all of this too: `mha deviations` lists it."
+FIRST = "First wrong step"
 NO_CAUSE = "No known bug explains it, alone or with another."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
-NEXT = f"Next: return a dict of stages ({', '.join(STAGES)}), which shows where; or look at {{}}."
+NEXT = f"Next: check {{}}. To be sure of the step, return a dict of stages ({', '.join(STAGES)})."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 OR_WITH = " or with "  # between several kinds of calls that alone are wrong
 MUST_BE = "and must be (B, Lq, Do)"
@@ -151,7 +151,7 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
-        told_by = ", as far as the output alone tells" * hidden
+        told_by = ", inferred from the output alone" * hidden
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
         is_told = diagnosis.recorded or "no attention" in fact or STORED_IN.partition("{")[0] in fact
         told_all = bool(told or (fact and is_told))

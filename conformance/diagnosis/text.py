@@ -53,7 +53,7 @@ def extent(diagnosis: Diagnosis) -> str:
 def left_out(diagnosis: Diagnosis) -> list[str]:
     """Return one line about the cases that were left out, by reason; [] if none was."""
     said = []
-    for raised, words in ((False, "that it does not take"), (True, "that raised")):
+    for raised, words in ((False, "more, which it does not take"), (True, "that raised")):
         reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
         if reasons:
             ranked = Counter(why.partition(";")[0].partition(" (")[0] for why in reasons).most_common()

@@ -62,7 +62,7 @@ QUERIES: Mapping[str, Term] = {
 """Positions that query i may have."""
 
 STANDS = {
-    "i": ": query 0 stands at key 0",
+    "i": ", whatever the query_offset",
     "i + Lk - Lq": ": the last query stands at the last key",
     "i + valid_len - Lq": ": the last query stands at the item's last valid key",
     "i + past length": ": query 0 stands behind the past",

@@ -24,6 +24,8 @@ from mha_core.reference.forward import cap, softmax
 from mha_core.reference.state import State, Step
 
 TAKE_SOFTMAX = "Take the softmax of the scores."
+FILLED = "zeros' scores"
+NO_FILLING = "Give what was filled up scores of -inf before the softmax, or fill nothing up."
 BLOCKS = (2, 4, 8, 16, 32, 64)
 
 Weigh = Callable[[State], NDArray]
@@ -34,7 +36,8 @@ def weightings() -> Iterator[Bug]:
     """Yield bugs with other weights than the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
         sentence = f"Weights are {words}, in place of the softmax of the scores."
-        yield bug_of(sentence, sentence, TAKE_SOFTMAX, {"weights": partial(_masked, weigh)})
+        fix = NO_FILLING if FILLED in words else TAKE_SOFTMAX
+        yield bug_of(sentence, sentence, fix, {"weights": partial(_masked, weigh)})
 
 
 def _masked(weigh: Weigh, state: State, beneath: Step) -> NDArray:
@@ -167,8 +170,8 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     },
     "sign(s) * softmax(|s|) of the scores s": lambda s: np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"])),
     "0.5 * (1 + erf((s - sqrt(0.5)) / sqrt(0.5 / pi))) of each score s (the Laplace function of MEGA)": _laplace,
-    "sigmoid(s) of each score s, times what the keys behind leave (stick-breaking)": partial(_broken, True),
-    "sigmoid(s) of each score s, times what the keys before leave (stick-breaking)": partial(_broken, False),
+    "sigmoid(s) of each score s, times 1 - sigmoid(s) of every key behind it (stick-breaking)": partial(_broken, True),
+    "sigmoid(s) of each score s, times 1 - sigmoid(s) of every key before it (stick-breaking)": partial(_broken, False),
     "the sparsemax of the scores": partial(_entmax, 1),
     "the entmax-1.5 of the scores": partial(_entmax, 2),
     "softmax(queries, over channels) @ softmax(keys, over positions)^T (efficient attention)": _efficient,
@@ -198,7 +201,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         for (words, feature), scaled in product(FEATURES.items(), (False, True))
     },
     **{
-        f"the softmax over the keys filled up with zeros to a multiple of {n}, whose scores of 0 count in the sum": (
+        f"the softmax over keys filled up with zeros to a multiple of {n}, and the {FILLED} of 0 count in its sum": (
             partial(_padded, n)
         )
         for n in BLOCKS

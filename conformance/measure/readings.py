@@ -155,13 +155,13 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     drawing = [
         f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
-    place = f"item {item} of {len(let_in)}, head {head} of {problem.config.num_heads}, counted from 0"
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=CLOSE)]
     of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
     said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
-    return [f"  Keys with a weight (#), {place}, with {_sources(problem)}{said}:", *drawing]
+    where = f"item {item}, head {head}, with {_sources(problem)}{said}"
+    return [f"  Keys with a weight (#) where these are not the allowed ones; {where}:", *drawing]
 
 
 _NONE = {"query_offset": 0, "causal": False, **dict.fromkeys(("window", "valid_lens", "allowed", "bias"))}

@@ -183,14 +183,14 @@ GROUPS = (
         "group-keys-tiled",
         "Key heads are tiled, value heads repeated.",
         _keys(_tiled),
-        fix="Repeat each key head, as the value heads are: query head h reads key head h // (H // G).",
+        fix="Repeat each key head (repeat_interleave, numpy.repeat): query head h reads key head h // (H // G).",
     ),
     _row(
         "group-values-tiled",
         "Value heads are tiled, key heads repeated.",
         _values(_tiled),
         stage="heads",
-        fix="Repeat each value head, as the key heads are: query head h reads value head h // (H // G).",
+        fix="Repeat each value head (repeat_interleave, numpy.repeat): query head h reads value head h // (H // G).",
     ),
     _row(
         "groups-first-only",

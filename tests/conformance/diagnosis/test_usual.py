@@ -138,7 +138,7 @@ def test_weights_that_differ_beside_a_nan_are_said_as_such(weigh, said):
     ("scaled", "said"),
     [
         (lambda x, scale: x * np.float32(scale), ["Only in calls with a given scale: the scale is", EXCLUDED]),
-        (lambda x, scale: x * scale + 1e-6 * np.sin(9.0 * x) * (scale != 0.5), ["This is the first wrong step"]),
+        (lambda x, scale: x * scale + 1e-6 * np.sin(9.0 * x) * (scale != 0.5), ["First wrong step"]),
     ],
 )
 def test_what_one_case_with_a_nan_shows_is_no_cause_of_what_ordinary_calls_show(scaled, said):
@@ -163,7 +163,7 @@ def test_a_softmax_in_half_precision_is_named_though_its_rounding_is_its_own(nar
 
     subject = layer(weigh)
     told = brief(diagnose(subject, select(SOME[:4]), experiments=Asker(subject, configs=CONFIGS[3:5])))
-    words = f"This is the first wrong step. {STORED_IN.format(narrow)}"
+    words = f"First wrong step. {STORED_IN.format(narrow)}"
     assert [(one.stage, one.what) for one in told.causes] == [("weights", words)], told.text
 
 

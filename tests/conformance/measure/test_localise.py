@@ -89,7 +89,8 @@ def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
     located = localise(measured(bug))
     assert located is not None
     assert located.stage == "weights"
-    assert located.seen[0] == "  Keys with a weight (#), item 0 of 1, head 0 of 4, counted from 0, with causal True:"
+    where = "item 0, head 0, with causal True"
+    assert located.seen[0] == f"  Keys with a weight (#) where these are not the allowed ones; {where}:"
     assert located.seen[1:] == (  # of the call with most queries the first and the last ones
         "    query 0:  ##.........   allowed: #..........",
         "    query 1:  ###........   allowed: ##.........",

@@ -19,7 +19,7 @@ from mha.cli.suite.screen import about, answers
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and the command line
 
-NOT_KNOWN = Brief("mine", "float64", 1, causes=(Cause("output", "This is the first wrong step.", "Next: look."),))
+NOT_KNOWN = Brief("mine", "float64", 1, causes=(Cause("output", "First wrong step.", "Next: look."),))
 KNOWN = Brief("mine", "float64", 1, sure="How sure: very.", causes=(Cause("scores", "Wrong.", "Mend.", label="Cause"),))
 
 
@@ -47,7 +47,7 @@ def test_axes_in_another_order_are_named_though_the_width_is_wrong_too():
     text = said(misshapen(((5, 2, 12), (2, 5, 12)), ((7, 3, 9), (3, 7, 4))), NOT_KNOWN)
     assert "output has shape (5, 2, 12); it must be (2, 5, 12) (case case-0, and so in 2 of 2). Exchange axes 0" in text
     assert "output: output" not in text
-    assert "first wrong step" not in text  # numbers that stand in another place
+    assert "First wrong step" not in text  # numbers that stand in another place
     assert "Exchange" not in said(misshapen(((5, 1, 12), (2, 5, 12))), NOT_KNOWN)
     assert "Exchange" not in said(misshapen(((5, 2), (2, 5, 12)), ((), (2, 5, 12))), NOT_KNOWN)
 
@@ -57,7 +57,7 @@ def test_of_a_few_wrong_shapes_what_is_known_of_the_numbers_is_said_too():
         Result(f"other-{at}", "mine", "float64", "cpu", "different", mismatches=(Mismatch("output", "off", (0, 0, 0)),))
         for at in range(3)
     ]
-    assert "first wrong step" in said([*misshapen(((5, 1, 12), (2, 5, 12))), *other], NOT_KNOWN)
+    assert "First wrong step" in said([*misshapen(((5, 1, 12), (2, 5, 12))), *other], NOT_KNOWN)
 
 
 def test_a_wrong_shape_is_said_once_with_its_case():

@@ -93,7 +93,7 @@ def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, c
     layer = layer_of("float64", config=AttentionConfig(24, 4, bias=True))
     (found,) = explain(recording_of(layer, wrong_at(step, change), masks=MASKS[2:]))
     text = describe(found)
-    assert f"{stage}: This is the first wrong step. " in text
+    assert f"{stage}: First wrong step. " in text
     assert said in text
     assert "No known bug" not in text
 
