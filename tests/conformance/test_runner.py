@@ -43,7 +43,7 @@ def test_the_reference_goes_through_the_suite_as_a_subject(case):
 
 def test_trained_recordings_are_compared():
     results = [run_case(case, ReferenceSubject()) for case in select(("trained-*",))]
-    assert all(set(result.recorded) == {"weights", "heads", "output"} for result in results)
+    assert all(set(result.recorded) == {"weights", "output"} for result in results)
 
 
 def split_as_d_h(state):
@@ -188,7 +188,7 @@ class Vandal(ReferenceSubject):
 def test_writing_into_the_inputs_is_a_failure_that_harms_nobody_else():
     results = list(run_all(select(("prime",)), [Vandal(), ReferenceSubject(), Vandal()]))
     assert [result.status for result in results] == ["failed", "equal", "failed"]
-    assert results[0].message == "wrote into its inputs: keys"
+    assert results[0].message.startswith("wrote into its inputs: keys (test_runner.py:")
 
 
 def test_backends_say_how_to_run_them_again(backend):
