@@ -133,7 +133,7 @@ class Rounding:
         return np.where(total < self.precision.linear_below, total, roots)
 
     def unit(self, u: float) -> float:
-        """Return the bound on the relative error of one rounding: u, times LAMBDA if errors add up by chance."""
+        """Return the bound on the relative error of one rounding: u, or LAMBDA * u if errors add up by chance."""
         return LAMBDA * u if self.probabilistic else u
 
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:

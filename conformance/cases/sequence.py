@@ -75,7 +75,7 @@ class CallSequence:
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
         make: Base (the layer of the sequence) -> its steps.
-        one_path: whether only a backend's fast path, if it has one, runs the sequence, unless `--all` is given.
+        one_path: whether a backend with a fast path runs the sequence on that path alone; with `--all`, on every path.
     """
 
     id: str

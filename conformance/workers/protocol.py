@@ -139,7 +139,7 @@ class Channel:
             return True
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Send a frame. Raises OSError if the other side is gone, and what `patience` raises."""
+        """Send a frame. Raises OSError if the other side is gone, or `patience`'s exception if that ends the wait."""
         with self._lock:
             for part in (_HEADER.pack(len(content), kind), content):
                 view = memoryview(part)
@@ -155,7 +155,7 @@ class Channel:
         Raises:
             EOFError: the other side is gone.
             ValueError: it says that the frame has more bytes than `most`.
-            Exception: what `patience` raises.
+            Exception: `patience` raised it, which ended the wait.
         """
         length, kind = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > most:

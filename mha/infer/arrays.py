@@ -57,7 +57,7 @@ class Source:
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Return the products of the first sizes in `row_shape`, for 1, 2, ... sizes (2 and 6 for (2, 3, 4))."""
+        """Return the running products of `row_shape` but the last, the product of all: {2, 6} for (2, 3, 4)."""
         return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
 
     @property

@@ -83,7 +83,7 @@ class Hypothesis:
         return self.rotary is not None
 
     def rows(self, role: str) -> NDArray:
-        """Return (heads, width) positions of the rows of a projection or of its bias: "q", "k", "v", "o", "bq", ..."""
+        """Return ints (heads, width): where each head's rows stand in the projection or bias `role`, such as "bq"."""
         part: Slice = getattr(self, role)
         return part.read(*self._split(role))
 

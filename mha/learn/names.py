@@ -88,9 +88,9 @@ class Found:
     """The bugs that explain a learner's function.
 
     Attributes:
-        explanations: the explanations, which no case tells apart: one bug each, or two if no single bug explains all.
-        unknown: the number of rows in which two bugs of one step both show. Such bugs can't be run together, so their
-            joint result is not known. 0 if everything is explained.
+        explanations: one bug each, or two if no single bug explains all; no case tells the explanations apart.
+        unknown: the number of rows that two bugs of one step leave unexplained: both show there, but they can't be run
+            together. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 

@@ -41,8 +41,8 @@ class LoadedArrays:
     """An account of where each parameter of a loaded model comes from.
 
     Attributes:
-        held: parameter -> the file's array that it equals, bit for bit after the cast to its dtype, both by name. If
-            transformers makes one parameter of several arrays: name of each array -> the same name.
+        held: name of a parameter -> name of the file's array that it equals after the cast to its dtype (see `how`). A
+            parameter made of several arrays is not a key; each of these arrays is, mapped to its own name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
         left: what the user ignores: names of arrays that no model of its type has, and of other files in the folder.

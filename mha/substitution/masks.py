@@ -72,16 +72,15 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return bool (B, L), True at rows not to compare: padding, and queries without a key. None if there are none.
+    """Return bool (B, L), True at rows not to compare: padding and, if `other_mask`, queries without a key; or None.
 
-    Padding are the rows where other numbers change no other row. A query without a key has an output that does not
-    depend on its scores, as a mean of all values; the test is whether it is linear in the module's inputs.
+    Rows are padding if changing their inputs changes no other row. A query has no key if its output (such as the mean
+    of all values) does not depend on scores: if it is linear in the module's inputs.
 
     Args:
         exact_on: a function that runs the module on other inputs.
         given: key path -> input of the module, masks among them.
-        other_mask: whether a mask differs from the original's own. If so, queries without a key are not compared; with
-            the original's own mask, they are.
+        other_mask: whether a mask differs from the original's own. Only then are queries without a key left out.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]

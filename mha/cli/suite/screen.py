@@ -128,16 +128,16 @@ def about(
     undeclared: bool = False,
     cases: Sequence[Asked] = (),
 ) -> list[str]:
-    """Return the rows of text on one subject that follow its answers: the causes first.
+    """Return the rows of text on one subject that stand below its row of `answers`: the causes first.
 
     Args:
         results: the subject's results, in all dtypes.
-        told: why it differs; None if nothing was diagnosed.
-        looked_at: what its calls covered; None if none had an answer.
+        told: why the subject differs; None if nothing was diagnosed.
+        looked_at: what the subject's calls covered; None if none had an answer.
         width: columns of a row.
         catches: id of a case -> what it catches; None if no case is to be shown.
         undeclared: whether the subject does not declare what it can express.
-        cases: all that it was asked.
+        cases: all cases and sequences that the subject was asked.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)

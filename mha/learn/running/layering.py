@@ -92,7 +92,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 
 
 def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
-    """Return the explanations that `mha diagnose` finds for these cases, or why the layer can't be run."""
+    """Return what `mha diagnose` would say explains a layer's answers to these cases, or why the layer can't run."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
     if reason:
         return str(reason)
@@ -142,7 +142,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """Return the cases and the sequences of calls that judge a layer, those in `first` first."""
+    """Return what judges a layer, in order: `first`, `own`, then ids of the cases and sequences of calls that fit."""
     full = [case.id for case in all_cases() if _is_full(case) and not one.alone]
     sequences = [
         sequence.id
