@@ -55,10 +55,10 @@ class Asked:
     """A function to run, and its calls.
 
     Attributes:
-        path, function, parameters: the file, the function in it, and the names of its parameters.
-        returns: the names of the arrays that it returns.
+        path, function, parameters: the file, the function in it, and the names of the function's parameters.
+        returns: the names of the arrays that the function returns.
         calls: for each call, its arguments and the shapes of the arrays that it must return.
-        dialect: the framework that it is written in.
+        dialect: the framework that the function is written in.
     """
 
     path: str
