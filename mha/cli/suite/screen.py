@@ -278,7 +278,7 @@ def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def of_other_shape(results: Sequence[Result]) -> list[str]:
-    """Return a row on the shape that outputs must have if one has another shape, else []."""
+    """Return [a row on the shape that outputs must have] if an output has another shape, else []."""
     wrong = any(each.message.startswith("output has shape") for one in results for each in one.mismatches)
     return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
@@ -337,11 +337,11 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return a line on what calls of sequences have in common if they alone differ, in layers prepared anew too.
+    """Return a line on what the calls that differ share, if all are of sequences and differ in new layers too.
 
     Args:
         results: the results of one subject.
-        cases: all that it was asked.
+        cases: all cases and sequences that the subject was asked.
     """
     sequences = {case.id: case for case in cases if isinstance(case, CallSequence)}
     wrong = [one for one in results if one.status == "different"]
@@ -364,7 +364,7 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
-    """Return what is wrong in one case (the first array that differs, or why it did not run), and how to rerun it.
+    """Return lines on what is wrong in a case (the first array that differs, or why it did not run), and its rerun.
 
     Args:
         result: the result of a case that is not right.
