@@ -185,8 +185,8 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
     """Return bools of `array`'s shape: True for elements to compare.
 
-    These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if
-    `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or if it is not known which they are.
+    These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if it is
+    not known which rows are padding: `array` must be (B, L, D), (B, H, L, Lk) or indices (B, L), and not fit two.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

@@ -59,7 +59,7 @@ def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) 
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """Return bool (B, L), True at padding, for a call that the original makes inside another one; None without any.
+    """Return bool (B, L), True at padding, as the first call inside `around` that has some shows it; None if none does.
 
     Args:
         original: the original.

@@ -245,7 +245,7 @@ class Substitution:
             telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
 
         Raises:
-            SpecError: it can't be run.
+            SpecError: the module can't be run.
         """
         given = self.given
         exact, moved = self.original.run(self.call, [given, self.moved(given)], "float64", telling, tell=True)
