@@ -38,7 +38,7 @@ class Command(click.Command):
     examples: tuple[str, ...] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments that are left, as click does; its error on an option without a value names the command."""
+        """Return the arguments that are left, as click does; an error on an option without value names the command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
