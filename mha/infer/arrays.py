@@ -128,7 +128,7 @@ class Slice:
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
-        """Return the same as `rows`. Raises ValueError if the array's axes don't allow that."""
+        """Return what `rows` returns. Raises ValueError where that is None."""
         found = self.rows(heads, order)
         if found is None:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")

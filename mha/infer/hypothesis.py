@@ -138,7 +138,7 @@ class Hypothesis:
     def function(self) -> bytes:
         """Return a digest that is equal for hypotheses that compute the same function.
 
-        A key bias on which the output does not depend does not change it.
+        A key bias does not change the digest if the output does not depend on it.
         """
         config, weights = (self if self.key_bias_acts else replace(self, bk=None)).canonical()
         said = f"{config.num_heads} {config.num_kv_heads} {config.softmax_scale} {self.mask} {self.rotary}"

@@ -44,7 +44,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of a layer: `word` ("proved", "known" or "moved"); `causal`: whether its calls are, or None."""
+    """A layer's standing: `word` is "proved", "known" or "moved"; `causal`: whether its calls are causal, or None."""
 
     word: str
     why: str
