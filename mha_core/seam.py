@@ -170,8 +170,8 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: the module that calls the function, by its name in the model and itself; "" and None if it is not
-            known.
+        name, module: the name in the model of the module that calls the function, and this module itself; "" and None
+            if it is not known.
         read: copies the arguments and returns a function: result of the call (None: not known) -> Handover. Raises
             SpecError if the arguments can't be read.
         run: runs the function itself.
