@@ -132,7 +132,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the other side has closed it, and nothing is left to receive."""
+        """Return whether the other side has closed the connection, and nothing is left to receive."""
         try:
             return bool(select.select([self._socket], [], [], 0)[0] and not self._socket.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):  # closed here
@@ -154,7 +154,7 @@ class Channel:
 
         Raises:
             EOFError: the other side is gone.
-            ValueError: it says that the frame has more bytes than `most`.
+            ValueError: the frame has more bytes than `most`, as the other side says.
             Exception: `patience` raised it, which ended the wait.
         """
         length, kind = _HEADER.unpack(self._exactly(_HEADER.size))
