@@ -100,7 +100,7 @@ class Evidence:
         return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Return the Miss of these bugs in a case, with the first array, output first, that they don't explain."""
+        """Return the Miss of these bugs in a case: the output or, if they explain that, the first array they don't."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)

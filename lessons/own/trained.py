@@ -132,7 +132,7 @@ def order_of(importance: Tensor) -> Order:
 
 
 def gates_without(model: Model, order: Order, count: int) -> Tensor:
-    """Return (layers, heads): 0 for the first `count` heads of an order that leave their layer one, else 1."""
+    """Return (layers, heads): 0 for the first `count` heads of an order, without the last one of each layer; else 1."""
     gates = torch.ones(len(model.layers), model.heads)
     for layer, head in order:
         if count and gates[layer].sum() > 1:

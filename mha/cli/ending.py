@@ -29,7 +29,7 @@ TRACEBACK = "MHA_TRACEBACK"
 
 
 class Command(click.Command):
-    """A command that every refusal and every unexpected error ends with exit status 2 and a message of one line.
+    """A command that ends with exit status 2 and a message of one line at any refusal or unexpected error.
 
     Attributes:
         examples: whole command lines, which are shown if an argument is missing.

@@ -26,9 +26,8 @@ class Value:
     Attributes:
         name: its name in the signature and in messages.
         about: its dtype and shape, in the words of the docstring.
-        source: the step of the pipeline whose result it is, or a function that reads it from a `State` (an argument),
-            or from a dict: step -> its result, or the result's allowed error (a returned array). Default: no step
-            gives it.
+        source: the step of the pipeline whose result it is, or a function that reads it: an argument from a `State`, a
+            returned array from a dict step -> result (or the result's allowed error). Default: no step gives it.
         part: a function: the step's result -> the part of it that is meant. Default: all of it.
     """
 

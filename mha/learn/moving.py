@@ -134,7 +134,7 @@ def _other_arrays(given: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tuple[str, ...]:
-    """Return a sentence on each argument that the answer does not depend on, or depends on only to float32.
+    """Return a sentence on each argument that the answer does not depend on, or reads with float32's precision.
 
     Args:
         exercise: the exercise.

@@ -122,7 +122,7 @@ def sizes_in(problem: Problem) -> dict[str, int]:
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
-    """Yield each formula of one or two sizes, as text, and the function that computes it: letter -> size, to a number.
+    """Yield (each formula of one or two sizes, as text; the function that computes it from a dict letter -> size).
 
     >>> [words for words, _ in of_sizes("d")]
     ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']

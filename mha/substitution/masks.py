@@ -72,7 +72,7 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return bool (B, L), True at rows not to compare: padding and, if `other_mask`, queries without a key; or None.
+    """Return bool (B, L), True at rows not to compare (padding; if `other_mask`, queries without a key); or None.
 
     Rows are padding if changing their inputs changes no other row. A query has no key if its output (such as the mean
     of all values) does not depend on scores: if it is linear in the module's inputs.
@@ -186,7 +186,7 @@ def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
     """Return bools of `array`'s shape: True for elements to compare.
 
     These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if it is
-    not known which rows are padding: `array` must be (B, L, D), (B, H, L, Lk) or indices (B, L), and not fit two.
+    not known which rows are padding: `array` must be just one of (B, L, D), (B, H, L, Lk), indices (B, L).
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

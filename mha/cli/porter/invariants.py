@@ -95,9 +95,9 @@ def quickly_compiled() -> Iterator[None]:
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
-    """Return the model that `spec` names; and the function that made it and the inputs that came with it, or None.
+    """Return the model that `spec` names, the function that made it (or None), and the inputs made with it (or None).
 
-    If the function gives inputs, a function that gives only the model is returned for it.
+    If the function makes inputs too, the returned one makes the model alone.
     """
     from conformance.subjects.answers import place
     from conformance.subjects.in_time import TookTooLong, in_time

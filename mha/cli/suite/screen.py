@@ -337,7 +337,7 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return a line on what the calls that differ share, if all are of sequences and differ in new layers too.
+    """Return [a line on what all wrong calls share] if all are of sequences, and wrong in new layers too; else [].
 
     Args:
         results: the results of one subject.
@@ -364,7 +364,7 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
-    """Return lines on what is wrong in a case (the first array that differs, or why it did not run), and its rerun.
+    """Return lines on what is wrong in a case (first array that differs, or why it did not run) and how to rerun it.
 
     Args:
         result: the result of a case that is not right.

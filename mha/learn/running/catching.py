@@ -102,7 +102,7 @@ def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
 
 
 def never_asked(problem: Problem) -> list[str]:
-    """Return what a call lacks, in words, each with how many bugs only a call that has it can show; the most first."""
+    """Return in words each thing that a call lacks, with how many bugs can't show without it, the largest first."""
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     found: Counter[str] = Counter()
     for bug in bugs:
