@@ -155,7 +155,7 @@ class Asker:
         return found
 
     def output(self, problem: Problem) -> NDArray | None:
-        """Return the output of its answer to a problem, or None."""
+        """Return the output in the subject's answer to a problem; None without an answer."""
         trace = self.ask(problem)
         return None if trace is None else trace.output
 

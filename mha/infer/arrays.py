@@ -111,7 +111,7 @@ class Slice:
 
     @cached_property
     def count(self) -> int:
-        """Return how many rows it has."""
+        """Return how many rows the slice has."""
         units, _, size = self.units
         return self.source.count // units * size
 

@@ -35,8 +35,8 @@ class Hypothesis:
         heads, kv_heads: the numbers of query heads and key heads.
         scale: one of SCALES.
         mask: the name of one of the possible masks in `Observed.masks`.
-        bq, bk, bv, bo: the biases; None for none.
-        rotary: rotary positions, which no array shows; None for none.
+        bq, bk, bv, bo: the biases; None if there are none.
+        rotary: rotary positions, which no array shows; None if there are none.
     """
 
     q: Slice

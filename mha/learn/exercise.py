@@ -81,7 +81,7 @@ class Exercise:
 
     @property
     def file(self) -> str:
-        """Return the path of its file in the learner's folder."""
+        """Return the path of the exercise's file in the learner's folder."""
         return f"{self.track}/{self.name.replace('-', '_')}.py"
 
 
@@ -125,7 +125,7 @@ class StepExercise(Exercise):
 
     @property
     def backward(self) -> bool:
-        """Return whether it needs gradients."""
+        """Return whether the exercise needs gradients."""
         return self.covers[0] in BACKWARD
 
     @property
@@ -139,7 +139,7 @@ class StepExercise(Exercise):
 
     @cached_property
     def judged_by(self) -> tuple[Case, ...]:
-        """Return the cases that judge it, as objects."""
+        """Return the cases that judge an answer, as objects."""
         return tuple(case if isinstance(case, Case) else select((case,))[0] for case in self.cases)
 
     def drawn_case(self, number: int) -> Case:

@@ -25,7 +25,7 @@ class Part(NamedTuple):
         calls: (call of the original's module, the port's call or None), in order.
         right: whether the port's module is right.
         instead: for each call, key path -> array to use in place of the port's output; () keeps the port's outputs.
-        active: a function that is applied to the port's outputs; None for none.
+        active: a function that is applied to the port's outputs; None if there is none.
         again: whether the port's module gets different arrays where the original's gets one array twice.
         asked: whether its floating-point inputs are judged too. Its mask and indices always are.
     """

@@ -269,7 +269,7 @@ class FeedForward(NamedTuple):
     activation: Activation
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return its result with bounds."""
+        """Return the formula's result with bounds."""
         inner = _dense(self.gate, self.activation, x, r)
         for dense in self.up:
             inner = r.elementwise(inner, _affine(r, given(r, x), dense))

@@ -98,12 +98,12 @@ class Sources:
 
     @property
     def base(self) -> str:
-        """Whose weights are shown."""
+        """Return the name of what computes the shown weights."""
         return self.backends[0].name if len(self.backends) > 1 else DEFINITION
 
     @property
     def other(self) -> str | None:
-        """Whose difference from it is shown."""
+        """Return the name of what is compared with `base`; None if nothing is."""
         if self.compared is not None:
             return "the other recording"
         return self.backends[-1].name if self.backends else None

@@ -54,7 +54,7 @@ class Known:
 
     @property
     def can_be_causal(self) -> bool:
-        """Return whether some call of it is causal."""
+        """Return whether some call of the model is causal."""
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:

@@ -110,7 +110,7 @@ class Blame(Parts):
         Args:
             part: position of the part.
             around: the module around it, in words.
-            beside: the name of the activation by which the part differs from its original; None for none.
+            beside: the name of the activation by which the part differs from its original; None if there is none.
             right: whether the module around is right with the part as it is.
             together: whether that module is right only with several such parts together.
         """
