@@ -97,7 +97,7 @@ def _apart() -> Iterator[str]:
 
 
 class Names:
-    """The names of modules in a clone, and those that they have in a wheel.
+    """A translation of modules' names in a clone into their names in a wheel.
 
     Args:
         places: package at the top of the clone -> its place in `mha_parity`; "" for the one that becomes `mha_parity`.
@@ -130,7 +130,7 @@ class Names:
     # Of a wheel ------------------------------------------------------------------------------------------
 
     def move(self, old: Path, new: Path) -> None:
-        """Write the wheel `new`: the files of `old` at their places, in an order and with a date that stay the same."""
+        """Write the wheel `new`: the files of `old` at their new places, in a fixed order and with a fixed date."""
         files: dict[str, bytes] = {}
         with zipfile.ZipFile(old) as wheel:
             for path in wheel.namelist():
@@ -146,9 +146,9 @@ class Names:
             wheel.writestr(_entry(info), "".join([*lines, f"{info},,\n"]))
 
     def path(self, path: str) -> str:
-        """Return where a file of the clone stands in a wheel.
+        """Return the path in a wheel of a file of the clone.
 
-        A file of metadata stays where it is.
+        A file of metadata keeps its path.
         """
         top, slash, rest = path.partition("/")
         return f"{self.places[top].replace('.', '/')}/{rest}" if slash and top in self.places else path
@@ -162,7 +162,7 @@ class Names:
         return self.text(content.decode()).encode() if path.endswith(TEXTS) else content
 
     def metadata(self, name: str, content: bytes) -> bytes:
-        """Return a file of metadata: entry points name modules."""
+        """Return a metadata file's content in a wheel: entry points name modules."""
         if name == "top_level.txt":
             return b"mha_parity\n"
         return self.text(content.decode()).encode() if name == "entry_points.txt" else content
@@ -170,14 +170,14 @@ class Names:
     # Of a text -------------------------------------------------------------------------------------------
 
     def text(self, text: str, following: str = "") -> str:
-        """Return a text with the names that modules have in a wheel; `following`: what stands behind it."""
+        """Return a text with modules' names as in a wheel; `following`: the text behind it, which may end a name."""
         return self._named.sub(self._long, text + following).removesuffix(following)
 
     def _long(self, found: re.Match[str]) -> str:
         return self.places[found.group()]
 
     def code(self, source: str, path: str) -> str:
-        """Return the source of a module, with the same lines. Raises SyntaxError if a name in it can't be told."""
+        """Return a module's source, line by line, with names as in a wheel. Raises SyntaxError for unclear names."""
         tree = ast.parse(source, path)
         lines = source.encode().split(b"\n")
         starts = [0]

@@ -99,7 +99,7 @@ stand after the last cell. NAME alone stands for NAME=NAME. Names that are no pa
 
 
 def lessons() -> tuple[str, ...]:
-    """Return the names of the lessons, which are the folders with a text."""
+    """Return the names of the lessons: of the folders that hold a text."""
     return tuple(sorted(path.parent.name for path in HERE.glob("*/lesson.md")))
 
 
@@ -120,7 +120,7 @@ def cells_of(source: str) -> dict[str, str]:
 
 
 def run(lesson: str, framework: str, folder: Path = HERE) -> tuple[dict[str, str], dict[str, NDArray]]:
-    """Run one lesson: cell -> what it prints, and CALL/NAME -> array.
+    """Run one lesson. Return dicts: name of a cell -> what the cell prints, and CALL/NAME -> array.
 
     Raises:
         RuntimeError: a cell raises; the message names lesson, framework and cell.

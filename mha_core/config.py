@@ -22,7 +22,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 @dataclass(frozen=True)
 class ProjectionBias:
-    """The choice of which of the four projections add a bias.
+    """A choice for each of the four projections: whether it adds a bias.
 
     >>> ProjectionBias.of(True)
     ProjectionBias(q_proj=True, k_proj=True, v_proj=True, out_proj=True)

@@ -49,7 +49,7 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
     """Return name -> a short form of at most `longest` characters.
 
-    If one name is longer, the beginning that all have in common is dropped; names still longer are cut in the middle.
+    If a name is longer, the beginning that all names share becomes "..."; a name still longer is cut in the middle.
 
     >>> short_names(["encoder.layer.0.attention", "encoder.layer.11.attention"], 20)
     {'encoder.layer.0.attention': '...0.attention', 'encoder.layer.11.attention': '...11.attention'}

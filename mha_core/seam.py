@@ -157,7 +157,7 @@ def number(name: str, value: Any) -> float | None:
 
 
 def refuse_unknown(given: Mapping[str, Any], harmless: frozenset[str], is_array: Callable[[Any], bool]) -> None:
-    """Raise SpecError for an argument that holds a number or an array and has no translation."""
+    """Raise SpecError if one of the untranslated arguments `given` is a number or an array, and not in `harmless`."""
     for name, value in given.items():
         if value is None or isinstance(value, bool | str) or name in harmless:
             continue
@@ -170,9 +170,9 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: the name in the model of the module that calls the function, and that module; "" and None if
-            it is not known.
-        read: copies the arguments, and returns a function: result of the call, or None for none -> Handover. Raises
+        name, module: the name in the model of the module that calls the function, and this module itself; "" and None
+            if it is not known.
+        read: copies the arguments and returns a function: result of the call (None: not known) -> Handover. Raises
             SpecError if the arguments can't be read.
         run: runs the function itself.
         give: output (B, H, Lq, dv) in NumPy -> that output in the form in which the function returns its own.

@@ -26,7 +26,7 @@ def run() -> None:
 
 
 def hidden() -> str:
-    """Return in words which package hides one of a clone's that has its name; "" if none does, as ever in a wheel."""
+    """Return in words which package hides a clone's own of the same name; "" if none does, and always in a wheel."""
     home = Path(__file__).resolve().parents[1]
     for top in getattr(mha_parity, "PLACES", ()):
         spec = find_spec(top)

@@ -133,7 +133,7 @@ class Rounding:
         return np.where(total < self.precision.linear_below, total, roots)
 
     def unit(self, u: float) -> float:
-        """Return the bound on the relative error of one rounding: u, times LAMBDA if errors add up by chance."""
+        """Return the bound on the relative error of one rounding: u, or LAMBDA * u if errors add up by chance."""
         return LAMBDA * u if self.probabilistic else u
 
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
@@ -153,7 +153,7 @@ class Rounding:
         `furthest`: the distance to the interval's further end, the deterministic bound. `width`: the interval's width.
 
         The standard deviation is at most half the width (Popoviciu), and the probabilistic bound is LAMBDA standard
-        deviations. It is not cut off at the ends, because then errors could not be added up by their squares.
+        deviations. This is not cut off at the ends, because then errors could not be added up by their squares.
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
@@ -164,7 +164,7 @@ class Rounding:
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
 
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
-        """Return x rounded to the storage dtype; numbers below `lost` (None: its smallest normal one) may become 0."""
+        """Return x rounded to the storage dtype; numbers below `lost` (None: the least normal one) may become 0."""
         flushed = self.precision.tau if lost is None else lost
         return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, flushed))
 

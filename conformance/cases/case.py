@@ -34,7 +34,7 @@ class Case:
         batch, query_len, key_len: B, Lq, Lk.
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (for a config without projections).
-        mask: (random generator, case) -> the mask; None for none.
+        mask: (random generator, case) -> the mask; None if there is none.
         positions: (random generator, case) -> positions or tables of angles, for a layer with rotary positions.
             Default: positions are counted.
         training: whether it is a training step, for which a keep-mask of dropout is drawn.

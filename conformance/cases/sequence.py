@@ -43,7 +43,7 @@ class Step:
         same_arrays: whether the layer gets the array objects of the step before again, with other contents.
         spoil: whether the layer's output is then overwritten, as its caller may do.
         reweighted: how the layer gets new weights, those of `case`. "set": by `set_weights`; "in place": written into
-            the arrays that `prepare` was given; "prepared anew": so written, then prepared again; "": not at all.
+            the arrays that `prepare` was given; "prepared anew": that too, and the layer is made again; "": not at all.
         instead: a call whose answer is right too, since the layer may have copied its weights; None: no such call.
     """
 
@@ -75,7 +75,7 @@ class CallSequence:
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
         make: Base (the layer of the sequence) -> its steps.
-        one_path: whether only a backend's fast path, if it has one, runs the sequence, unless `--all` is given.
+        one_path: whether a backend with a fast path runs the sequence on that path alone; with `--all`, on every path.
     """
 
     id: str

@@ -40,8 +40,8 @@ def diagnosed(
     A subject that is right when asked once is asked again, as `mha check` does: 0 means that it was right then too.
 
     Args:
-        subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
-        cases: the ids of what the subject is asked: cases of the suite, random cases and sequences of calls.
+        subject, experiments, progress: as `conformance.diagnosis.diagnose.diagnose` takes them.
+        cases: ids of all that the subject is asked: cases of the suite, random cases and sequences of calls.
         table: the known deviations. A difference that one of them explains is no bug.
         details: whether the Brief also says what each isolating problem showed.
 
@@ -95,7 +95,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return `function(*arguments)`. If subjects run in this process (`settings.here`), it is called in another one."""
+    """Return `function(*arguments)`, called in another process if subjects run in this one (`settings.here`)."""
     if settings.here:
         found: Answer = call(settings, function, *arguments)
         return found

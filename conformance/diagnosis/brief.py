@@ -44,7 +44,7 @@ FIXES = {  # words of a remark -> what to change
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
-    """Return a diagnosis in words; with `details` its text has what each isolating problem showed."""
+    """Return a diagnosis in words; with `details`, also what each isolating problem showed."""
     told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), text.extent(diagnosis))
     if details and diagnosis.measured is not None:
         told = replace(told, details=tuple(text.problems(diagnosis.measured)))

@@ -58,23 +58,23 @@ class Diagnosis:
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         deviating: id of a case where it differs only by listed deviations -> the ids of these deviations.
-        only_extreme: the kinds of cases where it differs (see `Observation.extremity`) if it is right in ordinary ones.
+        only_extreme: the kinds of cases where it differs (`Observation.extremity`), if it is right in ordinary ones.
         ended: one line on why the search for a reason ended too early; None if it did not.
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
         raised: ids of the cases in `left_out` in which the subject failed without saying that it can't express them.
-        mismatch: the first array over its bound, in the plainest of the failing cases that are wrong earliest.
-        case: the id of that case; "" if none fails.
+        case: the id of the plainest failing case, of those that are wrong at the earliest stage; "" if none fails.
+        mismatch: the first array over its bound in this case.
         alone: in words, what all failing cases have in common but no passing case has; "" if nothing.
         visible: the names of the arrays that the subject exposes.
-        recorded: whether it only gives what was recorded, and can't be asked more.
+        recorded: whether the subject only gives what was recorded, and can't be asked more.
         nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
         stages: each exposed stage before the output -> whether it is wrong (see `shown_stages`).
         inside: the dtype in which it computes if that is narrower than its own; else None.
-        rounds: the stage from which on it is seen to be in that dtype, scores or heads; "" if all its numbers are.
+        rounds: "scores" or "heads", if only the stages from this one on are seen to be in that dtype; else "".
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
-        partly: if `explanations` is empty, hypotheses that explain nearly all failing cases, and the other cases.
-        ordinary: if the hypotheses in `partly` explain all that is ordinary, how many further calls; else 0.
+        partly: if `explanations` is empty, hypotheses that explain nearly all cases, failing ones and others.
+        ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
         located: the first wrong step, if nothing explains everything and the step could be found.
@@ -123,7 +123,7 @@ class Diagnosis:
 
     @property
     def first_stage(self) -> str | None:
-        """Return the first wrong stage: of the best explanation, else `first_step`, else of what explains the most."""
+        """Return the first wrong stage: by the best explanation, else `rounds`, `first_step`, `partly` or `closest`."""
         if self.again is not None:
             return self.again.first_stage
         return stage_of(self.explanations) or self.rounds or self.first_step or stage_of((*self.partly, *self.closest))
@@ -140,7 +140,7 @@ class Diagnosis:
 
     @property
     def is_usual_beyond(self) -> bool:
-        """Return whether further calls of ordinary numbers differ, and of the cases only extreme ones do."""
+        """Return whether only extreme cases differ, but a further call of ordinary numbers differs too."""
         return bool(self.only_extreme and self.measured and self.measured.is_usual)
 
     @property
@@ -160,7 +160,7 @@ def diagnose(
     known: Known = lambda observation: (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> Diagnosis:
-    """Run the subject on the cases and look for the bugs that explain it.
+    """Run the subject on the cases, look for the bugs that explain its answers, and return the Diagnosis.
 
     The cases that differ are found first. If the search for a reason then raises, or takes longer than LONGEST, its
     last finding is kept, and `ended` says why it ended.

@@ -31,7 +31,7 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain, the first array that differs, where it does, and the `extremity`."""
+    """A case that a hypothesis does not explain: its id, the first array that differs, where, and its `extremity`."""
 
     case: str
     array: str
@@ -43,9 +43,9 @@ class Evidence:
     """A measure of how well hypotheses fit each case of one subject.
 
     Args:
-        runs: runs the hypotheses.
+        runs: the runner of the hypotheses.
         dtype: the subject's dtype.
-        inside: the dtype in which it really computes, if that is another one; then the bounds are for this dtype.
+        inside: the dtype in which the subject really computes, and which the bounds are for; None if it is `dtype`.
     """
 
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
@@ -100,7 +100,7 @@ class Evidence:
         return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Return the Miss of these bugs in a case: the first array (output, stage, gradient) they don't explain."""
+        """Return the Miss of these bugs in a case: the output or, if they explain that, the first array they don't."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
@@ -117,7 +117,7 @@ class Evidence:
         return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
-        """Return whether a bug changes an array that the subject exposes, or can't be made in this case."""
+        """Return whether a bug changes an array that the subject exposes; True too if it can't be made in this case."""
         arrays = self.runs.arrays(observation, (bug,))
         if self.runs.is_unchanged(observation, arrays):
             return False
@@ -158,7 +158,7 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """Return the dtype by whose errors the subject is judged, if it is narrower than its own; else None.
+    """Return the dtype by whose errors the subject is judged, if that is narrower than the subject's own; else None.
 
     Either all its numbers are of that dtype, or its listed deviations from float64 are no larger than float32's errors.
     """
@@ -191,9 +191,9 @@ class Hypothesis:
         explained, total: the number of cases that it explains, and of all cases.
         failing, of_failing: the number of failing cases that it explains, and of all failing cases.
         misses: the cases that it does not explain, failing ones first, each with the array that shows it.
-        others: array -> number of explained cases in which the subject's array differs from the hypothesis': such
-            differences do not change the outputs.
-        late: the bugs that show in none of the decisive cases, such as ordinary ones: they are named last.
+        others: array -> number of explained cases in which the subject's array differs from the hypothesis's, which
+            changes no output.
+        late: the bugs that show in no failing case of the plainest kind (`Observation.extremity`); they are named last.
     """
 
     bugs: Model
@@ -212,7 +212,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return at most SHOWN of the best models: those with the fewest bugs, and of these with most from the zoo."""
+    """Return the best models, at most SHOWN: those with the fewest bugs, and among these with the most from the zoo."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -282,9 +282,9 @@ class Search:
         return not (self.failing and bugs) or any(self._explains(one, bugs) for one in self._numbers)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
-        """Return pairs of bugs that together change every failing case; pairs that change few passing ones come first.
+        """Return pairs of bugs that together change every failing case; those that change few passing ones come first.
 
-        With `ordinary`, only ordinary cases count: a layer may differ in extreme cases for another reason.
+        With `ordinary`, they need not change extreme cases, in which a layer may differ for another reason.
         """
         some = self._decisive if ordinary else self.failing
         failing, needed = (
@@ -339,7 +339,7 @@ class Search:
         return [model for model in models if changes[model] <= MUCH_MORE * min(changes.values())]
 
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
-        """Return the hypotheses of one or two bugs that explain the most cases; none if they explain few failing ones.
+        """Return the hypotheses of one or two bugs that explain the most cases; [] if they explain few failing ones.
 
         Without `pairs`, two bugs are tried only if one of them explains some cases by itself.
         """
@@ -380,7 +380,7 @@ class Search:
         return (explained - sum(not self._explains(one, bugs) for one in right)) / len(self._decisive)
 
     def of_large_cases(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
-        """Return bugs that explain every failing case, all of them large, but would show in smaller ones that pass."""
+        """Return hypotheses of one bug that explain every failing case (all are large), but not every smaller one."""
         some = [bug for bug in zoo if all(self._explains(one, (bug,)) for one in self.failing)]
         found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
         return [one for one in found if one.explained == found[0].explained][:SHOWN]

@@ -63,7 +63,7 @@ Arrays = dict[str, NDArray] | None
 
 
 class Runs:
-    """A runner of the reference with bugs in it, case by case; it keeps the results (see `Variants`)."""
+    """A runner of the reference with bugs in it, case by case; it caches the results (see `Variants`)."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, bool, tuple[str, ...]], Arrays] = {}
@@ -71,10 +71,10 @@ class Runs:
         self._variants = Variants()
 
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
-        """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
+        """Return name -> array of a case run with the bugs: each stage, and each gradient if the subject shows some.
 
-        If one of several bugs can't be put in (one of a bias, without projections), the others are. The result is {} if
-        bugs contradict each other. For a recorded call, only the stages that were recorded are returned.
+        Bugs that can't be put in (one of a bias, without projections) are left out; if all are, the result is None. It
+        is {} if bugs contradict each other. For a recorded call, it has only the stages that were recorded.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
@@ -123,7 +123,7 @@ def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tu
 def observe(
     subject: Subject, cases: Iterable[Case]
 ) -> tuple[list[Observation], dict[str, CannotExpress | SubjectFailed]]:
-    """Run every case. Return the observations, and case id -> why it could not be run.
+    """Run every case. Return the observations, and for each case that could not be run, id -> why.
 
     Raises:
         SpecError: the subject answered none of the first LATE cases in time: the other cases would wait as long.

@@ -89,7 +89,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def precision(diagnosis: Diagnosis) -> str:
-    """Return one line: what shows that the subject computes in a narrower dtype than its own."""
+    """Return one line on what shows that the subject computes in a narrower dtype than its own."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     alone = ", and already with one key, whose weight is 1" * (diagnosis.rounds == "heads")

@@ -32,7 +32,7 @@ def what_is_kept(steps: Sequence[Step], subject: Subject) -> str:
     """Return a sentence that says what a layer wrongly carries over from call to call, such as an old mask.
 
     Args:
-        steps: the steps of one sequence that were run, of which the last is wrong after the earlier ones, right alone.
+        steps: the steps of a sequence that were run; the last is wrong after the earlier ones, but right alone.
         subject: the subject, which runs some of the steps again, in newly prepared layers.
     """
     *before, last = steps

@@ -68,8 +68,8 @@ SHORT, DENOMINATOR = 4, 16
 class Expression:
     """A number that may depend on sizes.
 
-    words: such as "sqrt(head_dim / query_dim)", and which other sizes always equalled these where it was measured.
-    at: a call -> the expression's value at its sizes. name: `words` without those other sizes.
+    name: the formula, such as "sqrt(head_dim / query_dim)".
+    words: `name`, and other sizes that equalled those in it wherever it was measured. at: a call -> the number there.
     """
 
     words: str

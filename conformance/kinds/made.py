@@ -118,7 +118,7 @@ def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
 
 @cache
 def of_mask(bug: Bug) -> Bug:
-    """Return the bug; if its mask lets padding in, with its stage changed from "keys" to "weights".
+    """Return the bug, with the stage "weights" in place of "keys" if the bug changes what the mask allows.
 
     >>> from conformance.zoo.registry import all_bugs
     >>> of_mask(next(bug for bug in all_bugs() if bug.id == "lens-one-long")).stage

@@ -45,15 +45,15 @@ class Asker:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        seconds: the time that its answers may take together; after that every question is refused.
-        configs: the configs that it may be asked with. Default: those of CONFIGS that it takes.
+        seconds: the time that the subject's answers may take together; after that every question is refused.
+        configs: the configs that the subject may be asked with. Default: those of CONFIGS that it takes.
 
     Attributes:
-        precision: the arithmetic that the bounds are for. It becomes narrower if the subject is seen to compute so.
-        inside: the narrower dtype, if one was seen, or None.
+        precision: the arithmetic that the bounds are for: that of `inside` if it is not None, else the subject's.
+        inside: the narrower dtype in which the subject was seen to compute; None if none was seen.
         refused: reason why a question had no answer -> how often.
         questions: how many were asked.
-        spent: the seconds that they took.
+        spent: the seconds that all questions took.
     """
 
     subject: Any
@@ -77,14 +77,14 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Set `configs`, if there are none so far, to those of calls that a restrictive subject has answered."""
+        """Set `configs`, if empty, to those configs of the problems `taken` in which a generic call is answered."""
         if not self.configs:
             configs = dict.fromkeys(problem.config for problem in taken)
             asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
             self.configs = tuple(one for one, call in asked if call and self.ask(call[0]) is not None)[:MOST_CONFIGS]
 
     def made(self, problems: Callable[[Asker], Sequence[Problem]]) -> Sequence[Problem]:
-        """Return the problems that the function makes; [] if it raises SpecError, which `refused` then counts."""
+        """Return `problems(self)`; [] if that raises SpecError, which `refused` then counts by its message."""
         try:
             return problems(self)
         except SpecError as error:
@@ -132,7 +132,7 @@ class Asker:
         return self.spent >= self.seconds or self._unanswered >= MOST_UNANSWERED
 
     def ask(self, problem: Problem) -> Trace | None:
-        """Return the answer, as float64, to a problem rounded to the subject's dtype; None if it gives none."""
+        """Return the subject's answer, in float64, to `rounded(problem)`; None if the subject gives none."""
         if problem not in self._answers:
             digest = _digest(problem)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:
@@ -141,7 +141,7 @@ class Asker:
         return self._answers[problem]
 
     def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
-        """Return the answers of one prepared layer to several problems; the first failure ends them."""
+        """Return the answers of one prepared layer to the problems in turn: those before the first failure."""
         found: list[Trace] = []
         start = time.perf_counter()
         try:
@@ -155,12 +155,12 @@ class Asker:
         return found
 
     def output(self, problem: Problem) -> NDArray | None:
-        """Return the output of its answer to a problem, or None."""
+        """Return the output in the subject's answer to a problem; None without an answer."""
         trace = self.ask(problem)
         return None if trace is None else trace.output
 
     def is_right(self, problem: Problem) -> bool:
-        """Return whether the subject's answer is within the bounds of the definition's; it must have answered."""
+        """Return whether the subject's output, which must exist, is within the bounds of the definition's."""
         output = self.output(problem)
         assert output is not None
         return self.wanted(problem).allows("output", output, "float64")
@@ -172,9 +172,9 @@ class Asker:
         return self._wanted[problem]
 
     def rounded(self, problem: Problem) -> Problem:
-        """Return the problem as the subject gets it: the same object for the same problem.
+        """Return the problem as the subject gets it: for one problem, the same object each time.
 
-        It is in the subject's dtype. A subject with fixed sizes or weights (`fitted`) gets the nearest that fits it.
+        It has the subject's dtype; for a subject with fixed sizes or weights, `fitted` makes the nearest that fits it.
         """
         fitted = getattr(self.subject, "fitted", None)
         if self.subject.dtype == "float64" and fitted is None:
@@ -265,8 +265,8 @@ class Behaviour:
 
     Attributes:
         remarks: sentences about equal questions that had different answers.
-        is_function: whether equal questions to a layer prepared anew have equal answers: else nothing can be measured.
-        shared: the stage whose numbers layers of equal shapes share, so that nothing can be measured; or None.
+        is_function: whether equal questions, each to a new layer, have equal answers; if not, nothing can be measured.
+        shared: a stage whose numbers are kept by shape, for all layers, so that nothing can be measured; None if none.
     """
 
     remarks: tuple[str, ...] = ()
@@ -288,7 +288,7 @@ def observe(asker: Asker) -> Behaviour:
 
 
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
-    """Return whether a float64 subject, or a model of it, rounds to about float32 what it computes from its queries.
+    """Return whether a float64 subject, or a model of it, rounds what it computes from queries to about float32.
 
     If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
     """

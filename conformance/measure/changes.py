@@ -40,7 +40,7 @@ class Sample:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Return bools: the elements that are known (no NaN) in both arrays."""
+        """Return bools, True at the elements that are known (not NaN) in both arrays."""
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
 
     @cached_property
@@ -59,7 +59,7 @@ class Sample:
         return array.shape == self.measured.shape and not bool(self.off(array).any())
 
     def off(self, array: NDArray) -> NDArray[np.bool_]:
-        """Return bools: the known elements in which an array differs from `measured`."""
+        """Return bools, True at the known elements in which an array differs from `measured`."""
         with any_numbers:
             near = (np.abs(array - self.measured) <= self.tolerance) | (array == self.measured)
         return ~near & self.known
@@ -168,7 +168,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return a number for each head, from the layer with most heads; [] if layers contradict that, or all are equal."""
+    """Return the number of each head in the layer with most heads; [] if other layers disagree, or all are equal."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []
@@ -178,7 +178,7 @@ def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
 
 
 def by_head(table: Sequence[float], heads: int) -> NDArray:
-    """Return the first numbers of a table (H,). Raises DoesNotApply for more heads than it has."""
+    """Return the first `heads` numbers of a table, (H,). Raises DoesNotApply if it has fewer."""
     if heads > len(table):
         raise DoesNotApply(f"the number of head {heads - 1} was not read")
     return np.array(table[:heads])

@@ -76,7 +76,7 @@ def generic(
         config: the layer.
         seed, batch, query_len, key_len: the seed and the sizes.
         mask: its mask. Default: none.
-        weights: name -> an array in place of the random one, or a factor on it. Names that it lacks don't count.
+        weights: name -> an array in place of the random one, or a factor on it. Names that the layer lacks are ignored.
         inputs: fields of AttentionInputs in place of random ones; a number is a factor on the random array.
 
     >>> generic(CONFIGS[0], weights={"q_proj.weight": 0.0}).weights["q_proj.weight"].any().item()

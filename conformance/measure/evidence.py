@@ -22,7 +22,7 @@ from mha_core.stages import is_gradient
 
 @dataclass(eq=False)
 class Evidence:
-    """A subject (in `asker`), a runner of the reference with bugs, and the bugs that are known to be in the subject."""
+    """A subject (in `asker`), the reference with bugs (`variants`), and the subject's known bugs (`model`)."""
 
     asker: Asker
     variants: Variants
@@ -40,8 +40,8 @@ LEFT, ROUNDOFFS = 1e-9, 2000.0
 def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
     """Return whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
 
-    A model without bugs must be right within the bounds, as in the suite; any other within `Asker.nearness`. The
-    result is False too if the model has no meaning for this problem, because it was measured in other calls.
+    For a model without bugs, the bounds of the suite decide; for one with bugs, `Asker.nearness`. The result is False
+    too if the model has no meaning for this problem, because it was measured in other calls.
     """
     if not (model or gradients):
         return asker.is_right(problem)

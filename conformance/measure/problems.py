@@ -29,7 +29,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function of an asker. It makes a problem of each config that the asker has, with the lengths in turn."""
+    """Return a function: asker -> a problem of each of its configs, which get the (Lq, Lk) in `lengths` in turn."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -118,7 +118,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a function: asker -> a call of each of `most` layers with each mask; all scores are equal by default."""
+    """Return a function: asker -> a call for each mask of each of `most` layers; by default all scores are equal."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -127,7 +127,7 @@ def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) 
 
 
 def pattern(shape: tuple[int, ...], seed: int = 0) -> NDArray[np.bool_]:
-    """Return random bools. The last axis has keys: each row allows at least two keys and excludes at least one."""
+    """Return random bools. The last axis is of keys: each row allows at least two and excludes at least one."""
     rng = np.random.default_rng([seed, *shape])
     order = rng.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
     return np.asarray(order < rng.integers(2, shape[-1], size=shape[:-1])[..., None])
@@ -167,7 +167,7 @@ def allowed(config: AttentionConfig) -> Masks:
 
 
 def two_sources(config: AttentionConfig) -> Masks:
-    """Return masks of each two sources, and of all. Each source excludes keys that others allow; no row is empty."""
+    """Return masks of two sources each, and of all. Each source excludes keys that others allow; no row is empty."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
     given: dict[str, Any] = {
@@ -274,7 +274,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """Return a function: asker -> a call of each layer, with one of the given values in each field of its config."""
+    """Return a function: asker -> a call of each layer, with one of the values given for each field in its config."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -290,7 +290,7 @@ def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problem
 
 
 def dropped(config: AttentionConfig, rate: float, batch: int, *, training: bool = True) -> Problem:
-    """Return a call of a layer with dropout; `training`: whether the call has a keep-mask."""
+    """Return a call of a layer with dropout; the call has a keep-mask if it is `training`."""
     shape = (batch, config.num_heads, *SMALL)
     keep = np.random.default_rng(batch).random(shape) >= max(rate, 0.3) if training else None
     return generic(replace(config, dropout=rate), seed=1, batch=batch, dropout_keep=keep)
@@ -364,7 +364,7 @@ def scored_pasts(asker: Asker) -> list[Problem]:
 
 
 def padding(name: str) -> Problems:
-    """Return calls with NaN, infinity and a large number in padded places."""
+    """Return a function: asker -> calls with NaN, infinity or a large number in padded rows of the input `name`."""
 
     def problems(asker: Asker) -> list[Problem]:
         outside = np.arange(SMALL[1]) >= 3
@@ -398,7 +398,7 @@ DRAWN = 100  # calls that are drawn
 
 
 def drawn(asker: Asker) -> list[Problem]:
-    """Return random calls of several features each; a model that gives all rows but not these is dropped."""
+    """Return random calls of several features each; a model that gives all other answers but not these is dropped."""
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])

@@ -38,7 +38,7 @@ TIMES, CLOSE, LITTLE_OFF = "the right one times", 1e-6, 2e-3
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield the bugs that weights show where a row differs: weights of excluded keys, or rows that do not sum to 1."""
+    """Yield the bugs that a subject's weights show: weights of excluded keys, or rows that do not sum to 1."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
@@ -118,7 +118,7 @@ def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bo
 
 
 def fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
-    """Yield the score that excluded keys have, or what is added to theirs, of weights with roundoffs of `unit`."""
+    """Yield a bug that gives excluded keys a score, or adds one to theirs, as weights with roundoffs of `unit` show."""
     least = min((w[~a].min(initial=1.0) for w, _, a, _ in calls), default=1.0)
     error = max(LITTLE, ROUNDOFFS * unit / max(least, LITTLE))  # of logarithms
     for added in (False, True) if calls else ():
@@ -138,7 +138,7 @@ LONGEST, ROWS = 12, 2  # most keys of a drawing, and most queries from either en
 
 
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:
-    """Return a drawing of the keys that each query attends to, beside those that it may attend to; [] if they agree.
+    """Return lines that draw which keys each wrong query of a head attends to, and may attend to; [] if none is wrong.
 
     "#" is a key with a weight, "." one without.
     """
@@ -183,7 +183,7 @@ def _sources(problem: Problem) -> str:
 
 
 def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
-    """Return one line about what is odd in the answer to a problem, such as a row that sums to 2; else none."""
+    """Return a list with one line on what is odd in an answer, such as a row that sums to 2; [] if nothing is."""
     output, right = evidence.asker.output(problem), evidence.asker.wanted(problem).trace.output
     found = _weighed(evidence, problem) if stage == "weights" else None
     if output is None or right is None or output.shape != right.shape or not output.size:
@@ -200,7 +200,7 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
 
 
 def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line on heads that are the right ones times one number, or times one number each for every query."""
+    """Yield a line if the heads are the right ones times one number, or times a number for each head and query."""
     with any_numbers:
         ratio = np.median(heads / right, axis=-1, keepdims=True)
     off = tolerance * np.abs(heads).max(initial=0.0)

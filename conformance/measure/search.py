@@ -39,7 +39,7 @@ and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
-    """Return the features of a call and its layer; EXTREME if numbers are huge or NaN, or a row has no key."""
+    """Return the features of a call and its layer, with EXTREME if numbers are huge or NaN, or a row has no key."""
     usual = all((np.abs(getattr(problem.inputs, name)) < huge).all() for name in ("queries", "keys", "values"))
     extreme = not usual or not problem.allowed().any(axis=-1).all()
     return Setting.of(problem).has | ({EXTREME} if extreme else frozenset())
@@ -69,8 +69,8 @@ class Measured:
     Attributes:
         models: the models that give every answer.
         outcomes: the result of each row of problems, in the order of the rows.
-        asker: asked the subject, and has its answers.
-        behaviour: whether the subject is a function. If it is none, no problem was asked.
+        asker: the Asker that asked the subject; it has the answers.
+        behaviour: whether the subject is a function. If it is not, no problem was asked.
         against: the first row whose answers the first model of `start` (see `Probing.run`) does not give; None if a
             model of `start` gives every answer.
     """
@@ -98,8 +98,8 @@ class Located:
 
     Attributes:
         stage: the stage at which it shows first.
-        problem: one in which this was seen.
-        seen: lines about what was read there.
+        problem: a problem in which the stage is wrong.
+        seen: lines about what was read in its answer.
     """
 
     stage: str
@@ -115,8 +115,8 @@ class Probing:
         asker: asks the subject.
         zoo: the bugs on file.
         suffices: model -> whether it also agrees with all else that is known of the subject.
-        like: problems; an isolating problem is asked only if they have all its features, such as a past. None: any is.
-        progress: is called with a text on what is being done.
+        like: problems; an isolating problem is asked if these have all its features, such as a past. None: all are.
+        progress: called with a text on what is being done.
         known: (model, problem, kind of arrays) -> whether the model gives the subject's arrays of that kind.
         nearly: the models that give every answer, but for which `suffices` is False.
     """
@@ -137,7 +137,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Ask the problems. Return what they show, and which models give all answers: from `start`, else searched."""
+        """Ask the problems; return a Measured. Its models give all answers: some of `start`, else newly found ones."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:
@@ -201,9 +201,9 @@ class Probing:
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
 
-        If some models give every answer and `suffices` holds for them, they are returned instead. A bug of rows without
-        a key is added to a model if both together give more answers. The result is ([], 0) if no ordinary answer
-        differs from the definition's, or no extreme one does.
+        Models that give extreme answers too, and for which `suffices` holds, come instead, with the number of all. A
+        bug of rows without a key is added to a model if both together give more answers. The result is ([], 0) if no
+        ordinary answer differs from the definition's, or no extreme one does.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)

@@ -44,7 +44,7 @@ class Descent(NamedTuple):
 
 
 def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArray, fixed: NDArray) -> Descent | None:
-    """Return the unknowns that make `made` give what is wanted, by Newton steps; None if these don't come closer.
+    """Return a Descent by Newton steps to unknowns for which `made` gives `wanted`; None if they don't come closer.
 
     Args:
         made: n choices of the unknowns (n, G, U) -> their results (n, G, E). Group g depends on nothing but group g.
@@ -91,7 +91,7 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
 
 
 def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
-    """Return (k, elements): 1 where an element belongs to one of the k sums along an axis, else 0. None: k is 0."""
+    """Return (k, elements): for each of the k sums along `axis`, 1 at the elements it adds, else 0. None: k is 0."""
     size = int(np.prod(shape))
     if axis is None:
         return np.zeros((0, size))
@@ -281,7 +281,7 @@ def _alike(evidence: Evidence, problem: Problem, call: PlacedCall) -> Iterable[P
 
 @lru_cache(maxsize=2048)
 def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool = False) -> Problem:
-    """Return the call with other numbers in some inputs, and in some weights unless these are fixed."""
+    """Return the call with other random numbers in the inputs, and unless `fixed` the weights, of these names."""
     rng = np.random.default_rng([abs(number), int(number < 0)])
     weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
     given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
@@ -306,7 +306,7 @@ def _by_logarithms(call: PlacedCall, axes: Axes, start: NDArray, fixed: NDArray)
 
 
 def logs(weights: NDArray, there: NDArray) -> NDArray:
-    """Return log(weights) minus the mean of its row, for the elements in `there`."""
+    """Return log(weights), minus its mean over the row, for the elements in `there`; 0 for the others."""
     found = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
     mean = found.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
     return np.where(there, found - mean, 0.0)
@@ -316,7 +316,7 @@ _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray
 
 
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
-    """Return the measured weights (B, H, Lq, Lk); None if they can't be. Those of fixed layers are less exact."""
+    """Return the measured weights (B, H, Lq, Lk), or None; those of layers with fixed weights are less exact."""
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:
@@ -329,7 +329,7 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
 
 
 def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:
-    """Return a Sample of what `solved` finds in each problem that has `place`; [] if it finds nothing in one."""
+    """Return a Sample of what `solved` finds in each problem that has `place`; [] if one of them has no solution."""
     found = []
     for problem in problems:
         own = PlacedCall(evidence, problem, place).own

@@ -94,8 +94,8 @@ def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
 
     Args:
         kind: the class of the vectors.
-        operator: ONNX's name of it.
-        prefix: the beginning of the names of its cases; the rest is the name of the vector.
+        operator: ONNX's name of the operator.
+        prefix: the beginning of its test cases' names; the rest of a name is the vector's.
 
     Raises:
         SpecError: onnx is not installed.

@@ -141,7 +141,7 @@ class Group:
 
 
 def ratio(value: float | str | None) -> Ratio:
-    """Return the Ratio for an error / allowed error in JSON: a number, "nan", "inf" or "-inf"; None for none.
+    """Return the Ratio for an error / allowed error in JSON: a number, "nan", "inf" or "-inf"; None if there is none.
 
     >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
     (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')

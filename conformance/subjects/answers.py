@@ -26,11 +26,11 @@ from mha_core.stages import GRADIENT, stage_shapes
 
 
 class CannotExpress(Exception):
-    """Raised by a subject that can't do what a case asks; the message says what that is."""
+    """An error: a subject can't do what a case asks; the message says what that is."""
 
 
 class SubjectFailed(RuntimeError):
-    """Raised where a subject gave no answer that can be compared; the message is one line."""
+    """An error: a subject gave no answer that can be compared; the message is one line."""
 
 
 def shapes_of(
@@ -133,7 +133,7 @@ MOST_BYTES = 2**28
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
     """Return a NumPy array, or a copy of it. SubjectFailed for any other object, with the conversion that is missing.
 
-    It is raised too for an array of more than MOST_BYTES whose shape is not `shape`.
+    SubjectFailed is raised too for an array of more than MOST_BYTES whose shape is not `shape`.
     """
     if isinstance(value, np.ndarray):
         if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
@@ -199,7 +199,7 @@ def place(error: BaseException) -> str:
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
     """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
 
-    It calls once more, with arrays that can't be written into.
+    For this, the call is made once more, with arrays that can't be written into.
     """
     with read_only(arrays):
         try:

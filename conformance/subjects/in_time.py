@@ -101,11 +101,11 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
 
 
 def tell(seconds: float) -> None:
-    """Tell the page around this to end it after so many seconds; 0: whenever it likes. The page puts its own here."""
+    """Tell the page that runs this to end it after `seconds` (0: when it likes). The page replaces this function."""
 
 
 def alone(work: Callable[[], Any], seconds: float) -> Any:
-    """Return `work()`, run in this thread, where there is no other; the page ends all if it takes too long."""
+    """Return `work()`, run in the only thread that there is; the page ends everything if that takes too long."""
     global _limit
     before, _limit = _limit, seconds
     tell(seconds)

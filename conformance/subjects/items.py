@@ -21,7 +21,7 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
     """Return the axis of the batch items in an array of a call, or in its gradient; None if it has none.
 
-    It has none if it broadcasts over the items. Positions (axes, B, L) have the items on axis 1.
+    An array that broadcasts over the items has none. Positions (axes, B, L) have the items on axis 1.
 
     >>> axis_of_items("bias", np.zeros((3, 5, 7)), batch=3), axis_of_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
     (None, 0)

@@ -63,7 +63,7 @@ class LiveSubject:
     def fitted(self, problem: Problem) -> Problem | None:
         """Return the problem changed so that the layer can run it: with its own weights, and one input if it takes one.
 
-        It is None for another config, inputs split into heads, a past, and, with one input, for unequal lengths.
+        The result is None for another config, inputs split into heads, a past and, with one input, unequal lengths.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).

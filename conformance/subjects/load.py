@@ -98,7 +98,7 @@ class LoadedSubject:
         return f"--subject {shlex.quote(self.spec)}{limit}"
 
     def within(self, seconds: float) -> LoadedSubject:
-        """Return the same with a shorter time limit."""
+        """Return the subject with a shorter time limit."""
         return replace(self, time_limit=min(seconds, self.time_limit))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:

@@ -75,7 +75,7 @@ def answers(
     calls: list[AttentionInputs],
     limit: float,
 ) -> wire.Together:
-    """Return a layer's answers (name -> array, each), and the error that ended them or None; prepare it if it is new.
+    """Return (a layer's answers, each name -> array; the error that ended them, or None). A new layer is prepared.
 
     Args:
         session: the name of the prepared layer.
@@ -85,7 +85,7 @@ def answers(
         limit: seconds for each call, if the subject has a time limit.
 
     Raises:
-        NotPrepared: `layer` is None, and it has not been prepared.
+        NotPrepared: `layer` is None, and no layer is prepared under `session`.
     """
     found = _sessions.pop(session, None)
     if found is None:

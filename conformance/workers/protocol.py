@@ -132,14 +132,14 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the other side has closed it, and nothing is left to receive."""
+        """Return whether the other side has closed the connection, and nothing is left to receive."""
         try:
             return bool(select.select([self._socket], [], [], 0)[0] and not self._socket.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):  # closed here
             return True
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Send a frame. Raises OSError if the other side is gone, and what `patience` raises."""
+        """Send a frame. Raises OSError if the other side is gone, or `patience`'s exception if that ends the wait."""
         with self._lock:
             for part in (_HEADER.pack(len(content), kind), content):
                 view = memoryview(part)
@@ -154,8 +154,8 @@ class Channel:
 
         Raises:
             EOFError: the other side is gone.
-            ValueError: it says that the frame has more bytes than `most`.
-            Exception: what `patience` raises.
+            ValueError: the frame has more bytes than `most`, as the other side says.
+            Exception: `patience` raised it, which ended the wait.
         """
         length, kind = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > most:

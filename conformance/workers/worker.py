@@ -28,8 +28,8 @@ ALONE_SECONDS = 60.0
 
 
 def main() -> None:
-    """Serve requests from a socket. `sys.argv` has its file descriptor, one that becomes stderr, after how many seconds
-    without a sign of life the other side gives up, and "True" if only this project's code runs here.
+    """Serve requests from a socket. `sys.argv` has, in order: the socket's file descriptor; one that becomes stderr;
+    the seconds of silence that the other side allows; "True" if only this project's code runs here, else "False".
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     silence, is_ours = float(sys.argv[3]), sys.argv[4] == "True"

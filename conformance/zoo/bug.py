@@ -69,7 +69,7 @@ class Bug:
 
     @property
     def steps(self) -> frozenset[str]:
-        """Return the names of the steps that it replaces."""
+        """Return the names of the steps that the bug replaces."""
         return frozenset(self.forward) | frozenset(self.backward)
 
     def run_state(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:

@@ -139,5 +139,5 @@ def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
 
 
 def keys_of(state: State, mask: AttentionMask, **changes: Any) -> NDArray:
-    """Bool (B, H, Lq, Lk): the keys that a mask allows in this call; `changes` replace fields of the mask first."""
+    """Return bool (B, H, Lq, Lk): the keys that a mask, with fields replaced by `changes`, allows in this call."""
     return allowed_keys(replace(mask, **changes) if changes else mask, state.sizes, state.config.num_heads)

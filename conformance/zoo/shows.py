@@ -56,7 +56,7 @@ class Shows:
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:
-        """Return the first stage of the bug's run over its allowed error, "gradients" if only these are, or None.
+        """Return the first stage over its allowed error in the bug's run; "gradients" if only these are; else None.
 
         Raises DoesNotApply where the bug can't be made.
         """

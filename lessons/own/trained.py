@@ -52,7 +52,7 @@ Order = list[tuple[int, int]]
 
 
 class Model:
-    """The model, its attention layers, and texts in batches of tokens."""
+    """A trained model with its tokenizer and its attention layers."""
 
     def __init__(self) -> None:
         folder = get_model_path()
@@ -62,12 +62,12 @@ class Model:
         self.heads = int(self.encoder.config.num_attention_heads)
 
     def embed(self, texts: Sequence[str], gates: Tensor | None = None) -> Tensor:
-        """Return embeddings (N, E) of length 1: the mean over each text's tokens.
+        """Return embeddings (N, E): the mean over each text's tokens, scaled to length 1.
 
         Args:
             texts: N texts.
-            gates: (layers, heads), or (layers, N, heads) for each text: what each head's part is multiplied by
-                before the output projection. 0 leaves the head out.
+            gates: (layers, heads), or (layers, N, heads) if they differ by text: the factors on each head's part before
+                the output projection. 0 leaves the head out. None: all are 1.
         """
         batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
         with ExitStack() as hooks:
@@ -91,7 +91,7 @@ def _multiply_by(gate: Tensor) -> Any:
 
 
 def leave_one_out(model: Model, texts: Sequence[str]) -> Tensor:
-    """Return (layers, heads): 1 - cosine of the embedding with and without the head, the mean over texts."""
+    """Return (layers, heads): 1 - the cosine of the embeddings with and without the head, averaged over texts."""
     whole = model.embed(texts)
     importance = torch.zeros(len(model.layers), model.heads)
     for layer, head in _every_head(model):
@@ -103,10 +103,10 @@ def leave_one_out(model: Model, texts: Sequence[str]) -> Tensor:
 
 
 def gradient(model: Model, texts: Sequence[str]) -> Tensor:
-    """Return (layers, heads): half the squared derivative of the embedding by the head's gate, the mean over texts.
+    """Return (layers, heads): half the squared derivative of the embedding by the head's gate, averaged over texts.
 
-    To second order that is what `leave_one_out` measures, for 8 backward passes in place of 72 forward ones. The
-    gradient of a loss that compares with the whole model would be 0 for every head: that loss is at its minimum.
+    To second order this is what `leave_one_out` measures, by 8 backward passes instead of 72 forward ones. The gradient
+    of a loss that compares with the whole model would be 0 for every head, since that loss is at its minimum.
     """
     generator = torch.Generator().manual_seed(0)
     gates = torch.ones(len(model.layers), len(texts), model.heads, requires_grad=True)
@@ -127,12 +127,12 @@ def _every_head(model: Model) -> Order:
 
 
 def order_of(importance: Tensor) -> Order:
-    """Return layer and head of every head, the least important first."""
+    """Return (layer, head) of every head, the least important first."""
     return [divmod(int(place), importance.shape[1]) for place in importance.flatten().argsort(stable=True)]
 
 
 def gates_without(model: Model, order: Order, count: int) -> Tensor:
-    """Return (layers, heads): 0 for the first `count` heads of an order, else 1. Every layer keeps one head."""
+    """Return (layers, heads): 0 for the first `count` heads of an order, without the last one of each layer; else 1."""
     gates = torch.ones(len(model.layers), model.heads)
     for layer, head in order:
         if count and gates[layer].sum() > 1:

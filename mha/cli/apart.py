@@ -39,7 +39,7 @@ class Loaded:
         own: the user's own subjects among these.
         backends: the backends that can be used.
         left_out: a line for each backend, dtype or path that is not available.
-        broken: a line for each backend or subject that can't be used. If there is any, the command does not succeed.
+        broken: a line for each backend or subject that can't be used. If there are any, the command does not succeed.
     """
 
     subjects: list[Subject] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Apart(Options):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context. When it is left, the idle worker processes that this process has started are ended."""
+        """Return a context whose end also ends the idle worker processes that this process has started."""
         from conformance.workers.execute import end_idle
 
         try:
@@ -182,9 +182,9 @@ class Apart(Options):
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """Return the requested backends, or all installed ones; and two lists with a line for each that can't be used.
 
-        The first list is about backends that are not installed. The second is about those whose interpreter can't be
-        used; if it is not empty, the command does not succeed. It is an error if a requested backend can't be used, or
-        if an installed one is broken.
+        The first list is about backends that are not installed. The second is about those that fail in an interpreter
+        of their own, or do not answer in time; if it is not empty, the command does not succeed. Raises BackendError
+        for any other backend that can't be used, such as a requested one that is not installed.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -235,8 +235,8 @@ class Apart(Options):
             dtypes: names of dtypes.
             backend_names: the backends. Default: all that are installed, unless `specs` names a subject.
             specs: the user's subjects. One that can't be used does not stop the others.
-            devices: the backends' devices. Default: all.
-            path: the backends' path. Default: their default paths.
+            devices: the devices that backends run on. Default: all.
+            path: the path that backends run on. Default: their default paths.
             compiled: whether backends run on their compiled paths, and each subject's attribute `compiled` runs too.
             time_limit: seconds that a subject may take for a case.
         """
@@ -281,7 +281,7 @@ class Apart(Options):
         return described, f"python {described.python}: {described.interpreter}"
 
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
-        """Return a function of (spec, dtype) that makes a user's subject, which runs in a process of its own."""
+        """Return a function: (spec, dtype) -> a user's subject, which runs in a process of its own."""
         from conformance.workers.described import describe_subject
 
         return partial(describe_subject, time_limit=time_limit, settings=settings)
@@ -295,7 +295,7 @@ def backend_subjects(
     *,
     compiled: bool = False,
 ) -> tuple[list[BackendSubject], list[str]]:
-    """Return a subject for each backend, path, dtype and device; and a line for each dtype or path that one lacks.
+    """Return a subject for each backend, path, dtype and device; and a line for each dtype or path a backend lacks.
 
     The paths are the backend's default ones; with `path` only that one, and with `compiled` the compiled ones.
     """

@@ -59,7 +59,7 @@ def consoles() -> tuple[Console, Console]:
 
 
 def say(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines as they are: names in them come from outside, and may look like markup."""
+    """Print lines as they are, without markup: names in them come from outside, and may look like it."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -77,7 +77,7 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
     Args:
         console: where to print.
         headers: one for each column.
-        rows: the cells, as they are: names in them may look like markup.
+        rows: the cells of each row, printed as they are: names in them may look like markup.
     """
     from textwrap import TextWrapper
 
@@ -96,7 +96,7 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
 
 
 def says(status: Status) -> Callable[[str], None]:
-    """Return a function that shows a text on the status line as it is: names in it may look like markup."""
+    """Return a function: text -> None. It shows the text on the status line as it is, without markup."""
     from rich.text import Text
 
     return lambda text: status.update(Text(text))

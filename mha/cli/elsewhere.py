@@ -32,7 +32,7 @@ def run_elsewhere(python: str, without: str) -> NoReturn:
 
     Args:
         python: the interpreter, as it was given.
-        without: the name of the parameter that named it; the other interpreter is not given this one.
+        without: the name of the parameter that names the interpreter; it is left out of the arguments of the new run.
 
     Raises:
         CouldNotRun: `python` is no interpreter, lacks this project, or has another version of it.

@@ -29,7 +29,7 @@ TRACEBACK = "MHA_TRACEBACK"
 
 
 class Command(click.Command):
-    """A command in which every refusal and every unexpected error ends with exit status 2 and a message of one line.
+    """A command that ends with exit status 2 and a message of one line at any refusal or unexpected error.
 
     Attributes:
         examples: whole command lines, which are shown if an argument is missing.
@@ -38,7 +38,7 @@ class Command(click.Command):
     examples: tuple[str, ...] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments that are left, as click does; its error of a last option without a value names us."""
+        """Return the arguments that are left, as click does; an error on an option without value names the command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -81,12 +81,12 @@ FEW = 12
 
 
 class Program(Command, click.Group):
-    """A group of commands that end so."""
+    """A group of such commands (see `Command`)."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click returns. In a small group, the error for an unknown command lists the commands."""
+        """Return what click's method does; in a small group, the error for an unknown command lists the commands."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -83,7 +83,7 @@ class Main(Program):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click returns. Raises CouldNotRun for a word in GONE, NEVER or ELSEWHERE."""
+        """Return what click's method does. Raises CouldNotRun for a word in GONE, NEVER or ELSEWHERE."""
         for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
             if word in GONE:
                 raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")

@@ -38,25 +38,25 @@ class Options:
 
 
 def option(*flags: str, **settings: Any) -> Any:
-    """Return a field whose value is that of `click.option(*flags, **settings)`."""
+    """Return a dataclass field whose value comes from the command line, by `click.option(*flags, **settings)`."""
     return field(metadata={PARAMETER: lambda name: click.option(name, *flags, **settings)})
 
 
 def several(*flags: str, help: str, **settings: Any) -> Any:
-    """Return a field whose value is a tuple: the option may be repeated."""
+    """Return a field as `option` does, whose value is a tuple, since the option may be repeated."""
     return option(*flags, multiple=True, help=help, **settings)
 
 
 def argument(**settings: Any) -> Any:
-    """Return a field whose value is that of `click.argument(NAME, **settings)`; it has the field's name."""
+    """Return a field whose value comes from the command line, by `click.argument(the field's name, **settings)`."""
     return field(metadata={PARAMETER: lambda name: click.argument(name, **settings)})
 
 
 def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Return a decorator that makes a function a command. The function gets one object with all options.
+    """Return a decorator that makes a function a command, which is called with one object: a `kind` with all options.
 
     Args:
-        kind: the class of that object; its fields are made by `option`, `argument` and the functions below.
+        kind: a class whose fields are made by `option`, `argument` and the functions below.
         examples: whole command lines, which are shown if an argument is missing.
         settings: settings of the command's context, as click has them.
     """
@@ -85,7 +85,7 @@ def _parameters(kind: type[Options]) -> Iterator[Callable[[Any], Any]]:
 
 
 class OutputFile(click.ParamType):
-    """The type of an option that names a file to write. The path is made absolute, and checked before anything runs.
+    """A type of options that name a file to write. The path is made absolute, and checked before the command runs.
 
     Args:
         dash: whether "-" stands for standard output.
@@ -185,7 +185,7 @@ def seed(of: str) -> Any:
 
 
 def unseen(which: str = "these calls") -> Any:
-    """Return the options --unseen and --no-unseen, whose value is None without either.
+    """Return a field for the options --unseen (True) and --no-unseen (False); None without either.
 
     True lists the bugs that the calls would not have shown, False does not look for them, None counts them in a line.
     """

@@ -147,7 +147,7 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
 
 
 def of_relations(found: Report) -> list[Outcome]:
-    """Return the outcomes of the relations of a model; those not tested, and known deviations, count as skipped."""
+    """Return the outcomes of a model's relations; relations not asked, and known deviations, count as skipped."""
     statuses: dict[str, tuple[Status, str]] = {
         "holds": ("passed", ""), "broken": ("failure", "contradicts-itself"), "known": ("skipped", "not-judged"),
         "not asked": ("skipped", "not-judged"),

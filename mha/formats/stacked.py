@@ -31,7 +31,7 @@ def open_layers(path: str | Path) -> Iterator[Checkpoint]:
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with own names for each layer in a stack; unchanged if others are found.
+    """Return the checkpoint with own names for each layer in a stack; unchanged if layers outside stacks are found.
 
     In a stack, the first axis of all arrays below a name counts the layers. Layer 1 of "layers/attn/query/kernel" gets
     the name "layers/1/attn/query/kernel".

@@ -40,7 +40,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: layout -> full names of the required arrays that the layer lacks, for layouts that lack the fewest.
+        missing: layout -> full names of its required arrays that the layer lacks; only the layouts with the fewest.
         there: the full names of the arrays that it has.
     """
 

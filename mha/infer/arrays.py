@@ -57,7 +57,7 @@ class Source:
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Return the products of the first sizes in `row_shape`, for 1, 2, ... sizes (2 and 6 for (2, 3, 4))."""
+        """Return the running products of `row_shape` but the last, the product of all: {2, 6} for (2, 3, 4)."""
         return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
 
     @property
@@ -111,7 +111,7 @@ class Slice:
 
     @cached_property
     def count(self) -> int:
-        """Return how many rows it has."""
+        """Return how many rows the slice has."""
         units, _, size = self.units
         return self.source.count // units * size
 
@@ -128,7 +128,7 @@ class Slice:
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
-        """Return the same as `rows`. Raises ValueError if the array's axes don't allow that."""
+        """Return what `rows` returns. Raises ValueError where that is None."""
         found = self.rows(heads, order)
         if found is None:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")

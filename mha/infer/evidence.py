@@ -53,7 +53,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """True if it is within the bound."""
+        """Return whether the output is within its bound."""
         return self.ratio <= 1.0
 
 

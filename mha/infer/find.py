@@ -48,7 +48,7 @@ class Inference:
         fits: every hypothesis within the bound, best first; each computes another function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
-        exhausted: False if time ran out before all hypotheses of the tiers that were begun were considered.
+        exhausted: whether every tier that was begun was searched to its end; False if time ran out before.
         more: how many further hypotheses are as close but were not judged, because the call hardly tells them apart.
         key_bias: (the likeliest key bias or None, why in words), if it has no influence on the output.
         candidates, observed: the possible matrices and biases, and the recorded call.

@@ -35,8 +35,8 @@ class Hypothesis:
         heads, kv_heads: the numbers of query heads and key heads.
         scale: one of SCALES.
         mask: the name of one of the possible masks in `Observed.masks`.
-        bq, bk, bv, bo: the biases; None for none.
-        rotary: rotary positions, which no array shows; None for none.
+        bq, bk, bv, bo: the biases; None if there are none.
+        rotary: rotary positions, which no array shows; None if there are none.
     """
 
     q: Slice
@@ -83,7 +83,7 @@ class Hypothesis:
         return self.rotary is not None
 
     def rows(self, role: str) -> NDArray:
-        """Return (heads, width) positions of the rows of a projection or of its bias: "q", "k", "v", "o", "bq", ..."""
+        """Return ints (heads, width): where each head's rows stand in the projection or bias `role`, such as "bq"."""
         part: Slice = getattr(self, role)
         return part.read(*self._split(role))
 
@@ -138,7 +138,7 @@ class Hypothesis:
     def function(self) -> bytes:
         """Return a digest that is equal for hypotheses that compute the same function.
 
-        A key bias on which the output does not depend does not change it.
+        A key bias does not change the digest if the output does not depend on it.
         """
         config, weights = (self if self.key_bias_acts else replace(self, bk=None)).canonical()
         said = f"{config.num_heads} {config.num_kv_heads} {config.softmax_scale} {self.mask} {self.rotary}"

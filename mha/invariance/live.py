@@ -98,12 +98,12 @@ class Live:
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """Return its parameters by name."""
+        """Return the model's parameters by name."""
         return {} if self.native is None else dict(self.native.parameters_of(self.held))
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of its parameters."""
+        """Return the shapes of the model's parameters."""
         return [tuple(one.shape) for one in self.parameters.values()]
 
     @cached_property
@@ -117,7 +117,7 @@ class Live:
 
     @cached_property
     def signature(self) -> dict[str, inspect.Parameter]:
-        """Return the parameters of its call's signature by name."""
+        """Return name -> parameter in the signature of the model's call."""
         by_method = {"torch": "forward", "mxnet": "forward", "keras": "call"}
         call = getattr(self.asked, by_method.get(self.framework, "__call__")) if self.hooks else self.asked
         try:

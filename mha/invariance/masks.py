@@ -66,12 +66,12 @@ class Mask:
 
     @property
     def per_query(self) -> bool:
-        """Return whether it can differ between queries."""
+        """Return whether the mask can differ between queries."""
         return self.form in ("square", "item", "head")
 
     @property
     def per_item(self) -> bool:
-        """Return whether it can differ between the items of the batch."""
+        """Return whether the mask can differ between the items of the batch."""
         return self.form != "square"
 
 

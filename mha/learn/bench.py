@@ -56,7 +56,7 @@ class Place:
     """One case of one exercise.
 
     Attributes:
-        case, problem, state: the case, its problem, and the reference's run of it.
+        case, problem, state: the case, its problem, and the reference's run of the problem.
         arguments: the function's arguments, in their order.
         wanted: the arrays that the function must return.
         allowed: the allowed error of each element of `wanted`.
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def size(self) -> int:
-        """Return how many numbers the function gets and must return, together."""
+        """Return how many numbers the function's arguments and its right results have together."""
         given = [argument.size for argument in self.arguments if isinstance(argument, np.ndarray)]
         return sum(given) + sum(array.size for array in self.wanted)
 
@@ -107,7 +107,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """Return what the function must return if `steps` replace the reference's steps in the exercise's part."""
+        """Return what a function would return that has `steps` in place of those steps of the reference."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
@@ -127,5 +127,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, for masks too. NaN and inf are equal to themselves, and infinitely far from the rest."""
+    """Return |array - wanted|, for masks too. NaN and inf are at distance 0 from themselves, inf from all else."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

@@ -54,7 +54,7 @@ class Pair:
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
-        """Return letter of an axis -> size, for the axes longer than 1 of the array and of the function's arguments."""
+        """Return letter of an axis -> size, for all axes longer than 1 that the array or an argument has."""
         letters = letters_of(self.value, self.right.ndim)
         found = sizes_of(self.arguments, self.place) | dict(zip(letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
@@ -66,7 +66,7 @@ class Pair:
         return bool((distance(self.made, np.asarray(other)) <= NEAR * self.scale).all())
 
     def thing(self, axis: int) -> str:
-        """Return in a word what stands along an axis, such as "channel"; "index of axis 0" if that may be anything."""
+        """Return in a word what an axis counts, such as "channel"; "index of axis 0" if its letter is not known."""
         letter = letters_of(self.value, self.right.ndim)[axis]
         return f"index of axis {letter}" if letter.isdigit() else AXES.get(letter, "channel")
 
@@ -90,7 +90,7 @@ def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list
 
 
 def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence true of all numbers, such as "it is the right one times 1 / (B * L)"; "" without one."""
+    """Return a sentence true of all numbers, such as "it is the right one times 1 / (B * L)"; "" if none is."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         if not pairs:

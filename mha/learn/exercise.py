@@ -26,10 +26,9 @@ class Value:
     Attributes:
         name: its name in the signature and in messages.
         about: its dtype and shape, in the words of the docstring.
-        source: the step of the pipeline whose result it is, or a function that reads it. For an argument the function
-            gets a `State`; for a returned array, the results of the steps by name, or their allowed errors. Default:
-            no step gives it.
-        part: a function that takes the part that is meant out of the step's result. Default: all of it.
+        source: the step of the pipeline whose result it is, or a function that reads it: an argument from a `State`, a
+            returned array from a dict step -> result (or the result's allowed error). Default: no step gives it.
+        part: a function: the step's result -> the part of it that is meant. Default: all of it.
     """
 
     name: str
@@ -48,13 +47,13 @@ class Exercise:
     """One exercise.
 
     Args:
-        name: its name, as `mha learn check` takes it. With underscores, it is the name of the function and of the file.
+        name: its name for `mha learn check`. With "_" in place of "-", it is the name of the function and of the file.
         track: the folder of its file.
         task: what to write, in a sentence or two.
         arguments: the function's arguments.
         rules: ids of the rules of the definition that the exercise is about.
         advice: the text of a hint if no mistake can be named, in the words of the lessons. Default: the rules.
-        dialect: the framework that it is written in.
+        dialect: the framework that the function is written in.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Exercise:
 
     @property
     def file(self) -> str:
-        """Return the path of its file in the learner's folder."""
+        """Return the path of the exercise's file in the learner's folder."""
         return f"{self.track}/{self.name.replace('-', '_')}.py"
 
 
@@ -98,8 +97,8 @@ class StepExercise(Exercise):
         tiny: cases that can be followed by hand. If no bug explains a wrong answer, the hint shows one that fails.
         also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
         never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
-        drawn: a function that makes a new case from a number. A file that is right in all cases is judged by such a
-            case too, so that a table of answers does not pass. Default: the first case with other numbers.
+        drawn: a function: a number -> a new case. A file that is right in all cases is judged by such a case too, so
+            that a table of answers does not pass. Default: the first case with other numbers.
         source: the name of the exercise that this one translates; "" if it is no translation.
         function_name: the name of the function. Default: that of the exercise.
     """
@@ -121,12 +120,12 @@ class StepExercise(Exercise):
 
     @property
     def broadcasts(self) -> bool:
-        """Return whether its answer, a mask, may be anything that broadcasts to the shape asked for."""
+        """Return whether the answer is a mask, which may have any shape that broadcasts to the one asked for."""
         return self.covers == ("allowed",)
 
     @property
     def backward(self) -> bool:
-        """Return whether it needs gradients."""
+        """Return whether the exercise needs gradients."""
         return self.covers[0] in BACKWARD
 
     @property
@@ -140,7 +139,7 @@ class StepExercise(Exercise):
 
     @cached_property
     def judged_by(self) -> tuple[Case, ...]:
-        """Return the cases that judge it, as objects."""
+        """Return the cases that judge an answer, as objects."""
         return tuple(case if isinstance(case, Case) else select((case,))[0] for case in self.cases)
 
     def drawn_case(self, number: int) -> Case:
@@ -225,7 +224,7 @@ class NumbersExercise(Exercise):
     Args:
         intervals: the calls, each with the interval of its result. The file shows the first one.
         drawn: a function that makes further intervals from a number.
-        mistakes: sentences, each with a function that gives about what somebody gets from a call who makes the mistake.
+        mistakes: (a sentence on a mistake, a function: arguments of a call -> about the number that the mistake gives).
     """
 
     intervals: tuple[Interval, ...]
@@ -233,7 +232,7 @@ class NumbersExercise(Exercise):
     mistakes: tuple[tuple[str, Callable[..., float]], ...] = ()
 
     def explained(self, numbers: Sequence[float], calls: Sequence[Interval]) -> str:
-        """Return the sentence of the mistake that gives about these numbers in these calls; "" if none does."""
+        """Return the sentence on the mistake that gives about `numbers` in these calls; "" if none does."""
         for words, about in self.mistakes:
             beside = [(number, about(*call.arguments), call) for number, call in zip(numbers, calls, strict=True)]
             if all(abs(n / made - 1.0) <= (call.high - call.low) / (call.high + call.low) for n, made, call in beside):

@@ -44,7 +44,7 @@ def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exerci
 
 
 def exercise(name: str) -> Exercise:
-    """Return the exercise of this name; the name of its function will do too.
+    """Return the exercise with this name, or whose function has this name.
 
     >>> exercise("empty_row").track
     'write'
@@ -69,8 +69,8 @@ OF_LESSONS = {name: number for number, name in enumerate(name for names in LESSO
 def in_order(one: Exercise) -> tuple[int, int, int, int]:
     """Return the sort key of an exercise.
 
-    Those of the course come first, in the order of its lessons. The others follow track by track, easy ones before hard
-    ones and short ones before long ones.
+    Exercises of the course come first, in the order of its lessons. The others follow track by track, easy before hard,
+    then short before long.
 
     >>> [one.name for one in sorted(all_exercises(("numpy",)), key=in_order)[:3]]
     ['weighted-sum', 'dot-products', 'scores']
@@ -80,7 +80,7 @@ def in_order(one: Exercise) -> tuple[int, int, int, int]:
 
 
 def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercise]:
-    """Return the exercises of these tracks in order; "course" counts as a track.
+    """Return those of the exercises that are in the tracks `only`, in order; "course" counts as a track.
 
     >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
     ['cut-heads', 'head-importance']

@@ -21,7 +21,7 @@ Compared: TypeAlias = tuple[NDArray, NDArray, NDArray]
 
 
 def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
-    """Return what is wrong with a shape, and the change that makes it right, if one does in all cases.
+    """Return in words what is wrong with a shape, and the change that makes it right, if one does so in all cases.
 
     Args:
         compared: the arrays of each case in which the shape is wrong; the sentence is about the first.
@@ -75,7 +75,7 @@ SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
 
 
 def of_error(error: str, sizes: Mapping[str, int]) -> str:
-    """Return in words which two axes do not fit, or how NumPy has it; "" for an error that says enough.
+    """Return in words which two axes do not fit, or what NumPy has instead; "" if the error says enough itself.
 
     Args:
         error: the message of the error.
@@ -127,7 +127,7 @@ ELSEWHERE = {
 def of_order(
     names: Sequence[str], arrays: Sequence[NDArray], wanted: Sequence[NDArray], allowed: Sequence[NDArray]
 ) -> str:
-    """Return a sentence if the returned arrays are right but in the wrong order; else ""."""
+    """Return a sentence on the order of the returned arrays if that alone is wrong; else ""."""
     for order in list(permutations(range(len(names))))[1:]:
         pairs = [(arrays[i], wanted[n], allowed[n]) for n, i in enumerate(order)]
         if all(a.shape == b.shape and bool((distance(a, b) <= error).all()) for a, b, error in pairs):

@@ -97,9 +97,9 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Return the mean cosine similarity of the output without the least important heads and the whole layer's output.
+    """Return the mean cosine of two outputs: the whole layer's, and that without its least important heads.
 
-    The mean is taken over words, and over the numbers of heads left out, which REMOVED has.
+    The mean is taken over words, and over how many heads are left out (each number in REMOVED).
     """
     order = np.argsort(importance, kind="stable").tolist()
     return float(np.mean([_cosine(one, frozenset(order[number:])) for number in REMOVED]))
@@ -139,7 +139,7 @@ def brought(one: Trained) -> NDArray:
 
 
 def left_out(one: Trained) -> NDArray:
-    """Return (H,): 1 - the cosine of the outputs with and without each head, averaged over the measured words."""
+    """Return (H,): for each head, 1 - cosine of the outputs with and without it, averaged over the measured words."""
     problem = one.measured
     whole = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
     rest = whole - brought(one)
@@ -148,7 +148,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return how good these importances (one array for each layer) are: 0 for random ones, 1 for those of `left_out`.
+    """Return how good these importances (one array for each layer) are: 0 as random ones, 1 as those of `left_out`.
 
     A higher number is better.
     """
@@ -180,7 +180,7 @@ def cut_calls() -> tuple[tuple[Any, ...], ...]:
 
 
 def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
-    """Return in words what is wrong with a layer whose heads were removed; "" if it gives what masking them gives."""
+    """Return in words what is wrong with a layer whose heads were removed; "" if it equals one with them masked."""
     problem, kept = trained()[0].measured, KEPT[number]
     config, right = _cut(problem, kept)
     wanted = answer(_masked(problem, kept), PRECISION)
@@ -228,7 +228,7 @@ MEANT: dict[str, Callable[[NDArray], NDArray]] = {
 
 
 def wrong_order(importances: Sequence[NDArray]) -> str:
-    """Return in words what is wrong with an order that is not good enough; "" if that can't be shown."""
+    """Return in words what is wrong with importances that are not good enough; "" if that can't be told."""
     if any(np.ptp(scores) <= 1e-9 * np.abs(scores).max() for scores in importances):
         return "every head has the same number"
     for said, meant in MEANT.items():

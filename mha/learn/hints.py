@@ -58,7 +58,7 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """A hint: its text, and the next level that says more, or None."""
+    """A hint: its text, and the next level that says more; None if no level does."""
 
     text: str
     deeper: int | None
@@ -129,8 +129,8 @@ def mistake(verdict: Verdict, folder: Path) -> str:
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
     """Return what is wrong with a step, in words; if that is not known, the smallest case that fails, in numbers.
 
-    A wrong shape or dtype comes first; then the arguments that the answer does not depend on; then what explains every
-    case. If nothing does, the text says where the numbers are wrong. Without a folder nothing is run again.
+    A wrong shape or dtype comes first, then arguments that the answer does not depend on, then what explains every
+    case, then where the numbers are wrong. `folder` is for running the file again; None: it is not run.
     """
     answers = verdict.answers
     if verdict.form:
@@ -197,7 +197,7 @@ def _look_at(exercise: Exercise) -> str:
 
 
 def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
-    """Return explanations in words: bugs that all of them share, then the other bugs of each, all with their fixes."""
+    """Return explanations in words: first the bugs that all share, then the other bugs of each; each with its fix."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:

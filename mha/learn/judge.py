@@ -50,11 +50,11 @@ class Verdict:
         status: "right"; "wrong"; "to do" (not written yet); "no answer" (the file does not import, raises, hangs, or
             returns something of another kind); or "can't run" (its framework is not installed).
         line: the verdict in one sentence.
-        answers: the arrays that were returned in each case; () if they could not be compared.
+        answers: the arrays that the function returned in each case; () if they could not be compared.
         printed: the beginning of what the file printed.
         form: what is wrong with a shape or a dtype, which is said before wrong numbers.
         case: for a layer, the id of the first wrong case.
-        why: for an experiment, the mistake that gives about its numbers.
+        why: for an experiment, a sentence on the mistake that gives about the same numbers.
     """
 
     exercise: Exercise
@@ -72,7 +72,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
 
     Args:
         exercise: the exercise.
-        folder: as `mha learn start` writes it.
+        folder: the folder, as `mha learn start` writes it.
         time_limit: seconds that the file may take. It runs in a process of its own, which is ended after that time.
     """
     if is_untouched(exercise, folder):  # nothing is run, and no framework imported
@@ -99,7 +99,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
 def judge_all(exercises: Iterable[Exercise], folder: Path, *, time_limit: float = TIME_LIMIT) -> Iterator[Verdict]:
     """Judge the exercises one after the other, and yield the verdicts.
 
-    A file may spoil NumPy for the files that follow in its process. So one that is not right is judged again in a new
+    A file may spoil NumPy for later files in the same process. So a file that is not right is judged again in a new
     process.
     """
     spoilt = False
@@ -202,7 +202,7 @@ def _form(exercise: StepExercise, places: Sequence[Place], answers: Sequence[tup
 
 
 def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
-    """Return the first wrong element in words; "" if there is none."""
+    """Return which element is the first wrong one, in words; "" if none is wrong."""
     for name, array, wanted, allowed in zip(exercise.names, answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return f"{name} {of_shape([(array, wanted, allowed)])}"
@@ -220,7 +220,7 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
 
 
 def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
-    """Return the index of the first row with a wrong element; () if a shape is wrong, or if nothing is."""
+    """Return the index of the first row with a wrong element; () if none has one, or if a shape is wrong."""
     for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return ()

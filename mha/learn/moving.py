@@ -51,9 +51,9 @@ class Change:
 
     Attributes:
         argument: the name of the argument.
-        what: what of it is changed.
-        number: which of the exercise's cases it was.
-        place: the case with the changed argument, and the right answer to it.
+        what: in words, what of the argument is changed.
+        number: the position of the case among the exercise's cases.
+        place: the case with the changed argument, and the right answer to that.
     """
 
     argument: str
@@ -64,7 +64,7 @@ class Change:
 
 @cache
 def changes(exercise: StepExercise) -> tuple[Change, ...]:
-    """Return every change of one argument that moves the right answer, in each case."""
+    """Return all changes, in any case, of one argument that change the right answer."""
     right, found = right_function(exercise), []
     for number, place in enumerate(bench(exercise).places):
         for index, (value, given) in enumerate(zip(exercise.arguments, place.arguments, strict=True)):
@@ -134,12 +134,12 @@ def _other_arrays(given: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tuple[str, ...]:
-    """Return a sentence for each argument that the answer does not depend on, or reads as float32.
+    """Return a sentence on each argument that the answer does not depend on, or reads with float32's precision.
 
     Args:
         exercise: the exercise.
         answers: what the learner's function returned in each case.
-        run: runs it on further cases.
+        run: a function that runs the learner's on further cases.
     """
     asked = changes(exercise)
     if len(answers) != len(bench(exercise).places) or not asked:
@@ -192,7 +192,7 @@ def _of_argument(name: str, shares: dict[tuple[str, str], list[float]]) -> str:
 
 
 def does_not_depend(name: str) -> str:
-    """Return the sentence on an argument whose values do not count."""
+    """Return the sentence on the argument of this name: that the answer does not depend on its values."""
     return f"Your answer does not depend on `{name}`: with other values it is the same."
 
 
@@ -231,9 +231,9 @@ SOUGHT = -np.unique([*range(0, 100_000, 125), *_WRITTEN])
 
 
 def fills(exercise: StepExercise, run: Run) -> tuple[Candidate, ...]:
-    """Return the mistake of a softmax that puts or adds a finite number where a key is masked, with that number.
+    """Return the mistakes of a softmax that puts or adds a finite number where a key is masked, with that number.
 
-    An allowed key and a masked one share a row. The weights of the two tell their difference, where neither is 0.
+    An allowed key and a masked one share a row. If neither weight is 0, the two tell the difference of the scores.
     """
     if exercise.parameters != ("scores", "allowed") or exercise.covers != ("weights",):
         return ()

@@ -38,7 +38,7 @@ class Mistake:
 
     Attributes:
         bug: the bug.
-        answers: what it gives in each case; None where it can't be made.
+        answers: what the function with this bug returns in each case; None where the bug can't be made.
     """
 
     bug: Bug
@@ -46,7 +46,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return name -> step, for those steps of these bugs that are in the exercise's part of the pipeline."""
+    """Return name -> step, for the steps of these bugs that lie in the exercise's part of the pipeline."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -56,7 +56,7 @@ def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
 
 @cache
 def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
-    """Return every bug that is in the exercise's part of the pipeline and shows in one of its cases."""
+    """Return a Mistake for every bug that is in the exercise's part of the pipeline and shows in one of its cases."""
     found = []
     there = bench(exercise)
     for bug in all_bugs():
@@ -88,9 +88,9 @@ class Found:
     """The bugs that explain a learner's function.
 
     Attributes:
-        explanations: the explanations, which no case tells apart: one bug each, or two if no single bug explains all.
-        unknown: the number of rows in which two bugs of one step both show. Such bugs can't be run together, so their
-            joint result is not known. 0 if everything is explained.
+        explanations: one bug each, or two if no single bug explains all; no case tells the explanations apart.
+        unknown: the number of rows that two bugs of one step leave unexplained: both show there, but they can't be run
+            together. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 
@@ -100,7 +100,7 @@ class Found:
 
 
 def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
-    """Return the bugs that explain a learner's answers in all cases.
+    """Return the Found of a learner's answers: the bugs that explain them in all cases, if any do.
 
     Args:
         exercise: the exercise that was tried.
@@ -201,8 +201,8 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
     """Return a bool array: where a bug's array and a learner's (`other`) are equal within rounding.
 
-    More than `allowed` is accepted, as by `mha diagnose`, since that bound was computed without the bug. In a row (last
-    axis) in which the bug gives a NaN, `other` may have further NaN, unless `strict`, since a bug does not say whether
+    More than `allowed` is accepted, as by `mha diagnose`, since that bound was computed without the bug. If a row (last
+    axis) of `array` has a NaN, that of `other` may have more of them, unless `strict`, since a bug does not say whether
     NaN spreads to excluded keys.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
@@ -221,7 +221,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
     """Return the sentences of a few candidates that together explain all wrong rows; () if they don't.
 
     A candidate is a sentence, and a function that does what it says. It counts if, in every row in which its function
-    is wrong, the learner's function gives the same. Candidates that explain the most rows come first.
+    is wrong, the learner's function gives that too. Sentences that explain the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]
@@ -246,7 +246,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate that gives these arrays, of another shape than the right ones."""
+    """Return the sentence of the first candidate that gives the answers, whose shape is wrong; "" if none does."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

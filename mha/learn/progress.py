@@ -56,16 +56,16 @@ class Progress:
         return f"{self.right} of {len(self.verdicts)} right{minutes}: {tracks}"
 
     def next(self) -> Verdict | None:
-        """Return the first exercise that is begun and not right, else the first not begun; None if all are right."""
+        """Return the first exercise that is begun but not right, else the first not begun; None if all are right."""
         left = [verdict for verdict in self.verdicts if verdict.status not in ("right", "can't run")]
         begun = [verdict for verdict in left if verdict.status != "to do"]
         return next(iter([*begun, *left]), None)
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """Return the next untouched exercise after this one, which is just right; None if there is none.
+    """Return the next exercise that is not begun, after one that has just become right; None if there is none.
 
-    After an exercise of the course, those of the course come first.
+    After an exercise of the course, other exercises of the course come first.
     """
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
@@ -74,7 +74,7 @@ def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exerci
 
 
 def learned(exercise: Exercise) -> str:
-    """Return a sentence on what somebody has learned who has the exercise right."""
+    """Return a sentence on what a learner who has the exercise right has learned."""
     hidden = f" It was {exercise.bug}." if isinstance(exercise, CatchExercise) else ""
     return f"{row_of(exercise).learned}{hidden}"
 
@@ -95,7 +95,7 @@ def as_list(verdicts: Iterable[Verdict]) -> Iterator[dict[str, object]]:
 
 
 def to_json(folders: dict[str, Progress], mistakes: Sequence[Mistake] = ()) -> dict[str, object]:
-    """Return the JSON value that `mha learn check --json` and `mha learn class --json` write; class has mistakes."""
+    """Return the JSON value that `mha learn check --json` and `class --json` write; only `class` has mistakes."""
     found = [
         {"folder": name, "right": progress.right, "results": list(as_list(progress.verdicts))}
         for name, progress in folders.items()

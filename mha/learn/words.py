@@ -22,7 +22,7 @@ LARGE = 60
 
 
 def in_words(exercise: Exercise, text: str) -> str:
-    """Return a sentence on a mistake, written in the letters of the exercise and the words of the lessons.
+    """Return the sentence `text` on a mistake in the letters of the exercise and the words of the lessons.
 
     >>> from mha.learn.exercises import exercise
     >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")
@@ -57,7 +57,7 @@ def rules_of(exercise: Exercise) -> str:
 
 
 def rule_of(id: str) -> str:
-    """Return a rule in the words of the lessons; in those of the definition if no lesson has it."""
+    """Return a rule in the words of the lessons, or in the definition's if no lesson has it."""
     return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
@@ -90,7 +90,7 @@ def described(problem: Problem) -> str:
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """Return the letters of a value's axes, which its text names; an axis without a letter has its number."""
+    """Return the letter of each of a value's axes, read from `about`; for an axis without one, its number, as text."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):
@@ -122,7 +122,7 @@ def sizes_in(problem: Problem) -> dict[str, int]:
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
-    """Yield each formula of one or two sizes in words, and the function that computes it.
+    """Yield (each formula of one or two sizes, as text; the function that computes it from a dict letter -> size).
 
     >>> [words for words, _ in of_sizes("d")]
     ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']
@@ -153,7 +153,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """Return a case in numbers: its arguments, the returned arrays and the right ones; only `row` of large ones."""
+    """Return a case in numbers: arguments, returned arrays and right ones; of large arrays, only the row at `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

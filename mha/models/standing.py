@@ -44,7 +44,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of a layer: `word` ("proved", "known" or "moved"); `causal`: whether its calls are, or None."""
+    """A layer's standing: `word` is "proved", "known" or "moved"; `causal`: whether its calls are causal, or None."""
 
     word: str
     why: str
@@ -61,11 +61,11 @@ class LayerFacts:
         num_heads, num_kv_heads: H and G; None where they are unknown.
         heads_from: the source of H, in words.
         scale: the factor of the scores; None where it is 1 / sqrt(head width).
-        layout: the layout of its class; "" where the class is unknown.
-        causal: whether its model calls it causally; None where that is unknown.
+        layout: the layout of the layer's class; "" where the class is unknown.
+        causal: whether the model calls the layer causally; None where that is unknown.
         left: names of arrays below its prefix that the user ignores (patterns of `leave`).
         strays: names of other arrays below its prefix that are not in its layout.
-        decoder: the layers of the decoder that has it, by which it is read; None for any other layer.
+        decoder: the DecoderLayers by which the layer is read; None for a layer of no decoder.
     """
 
     known: str

@@ -40,7 +40,7 @@ class Native(ABC):
 
     @property
     def title(self) -> str:
-        """Return what it is called in a heading."""
+        """Return the name that a heading gives to this attention."""
         return self.path
 
     @abstractmethod

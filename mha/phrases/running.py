@@ -204,7 +204,7 @@ def held(native: Native, making: Making, space: Space) -> dict[str, NDArray]:
 
 
 def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Return the worst error of a layer that is made, given weights and called. The framework must have all options."""
+    """Return the worst error of a layer with the definition's weights. The framework must have all options."""
     with scope(native, dtype):
         space = made(native, making, dtype)
         execute(native.call(making, calling), space)

@@ -76,9 +76,9 @@ class Calling:
 
     Attributes:
         queries, keys, values: the code of the three arrays, batch axis first.
-        padding: a mask of the keys of each item that are no padding, with axes "bk"; None for none.
-        allowed: a mask of the keys that each query may attend to; None for none.
-        added: an array of numbers that are added to the scores; None for none.
+        padding: a mask of the keys of each item that are no padding, with axes "bk"; None if there is none.
+        allowed: a mask of the keys that each query may attend to; None if there is none.
+        added: an array of numbers that are added to the scores; None if there is none.
         causal: whether query i may attend only to keys 0 to i.
         weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean.
         training: whether dropout acts.

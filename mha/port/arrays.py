@@ -41,11 +41,11 @@ class LoadedArrays:
     """An account of where each parameter of a loaded model comes from.
 
     Attributes:
-        held: parameter -> the file's array that it equals, bit for bit after the cast to its dtype, both by name. If
-            transformers makes one parameter of several arrays: name of each array -> the same name.
+        held: name of a parameter -> name of the file's array that it equals after the cast to its dtype (see `how`). A
+            parameter made of several arrays is not a key; each of these arrays is, mapped to its own name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
-        left: what the user ignores: names of arrays that no model of its type has, and of other files in the folder.
+        left: what the user said to ignore: names of arrays that no model of this type has, and of other files.
         how: how exactly each parameter equals its array, in words.
     """
 
@@ -152,8 +152,8 @@ def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
         model, files, folder, leave: as for `check_arrays`.
 
     Raises:
-        SpecError: a parameter is in no array, or has other numbers; the model does not have an array, which is not a
-            constant of earlier releases either; or a pattern in `leave` fits nothing.
+        SpecError: a parameter is in no array, or has other numbers; the model lacks an array of the files that is no
+            constant of earlier releases; or a pattern in `leave` fits nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}

@@ -123,7 +123,7 @@ class PortReport:
         unseen: which bugs these calls would not have shown; None if they were not looked for.
         outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
         continued: ORIGINAL or backend -> the continuation of each text with it; empty for an encoder.
-        interrupted: whether the user ended it before it was complete.
+        interrupted: whether the user ended the run before the report was complete.
     """
 
     model: str

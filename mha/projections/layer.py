@@ -35,7 +35,7 @@ Judge = Callable[[str, ReadCall], str | None]
 
 
 class Parts(Protocol):
-    """The interface (a protocol) of the framework's functions that reading a layer by its projections needs."""
+    """A protocol: the framework's functions that are needed to read a layer by its projections."""
 
     def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
         """Return (name, module) of all modules inside; names are relative to this one."""

@@ -57,7 +57,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return (largest difference of layer's and reference's outputs / largest element, where it is in words)."""
+    """Return (largest difference of the layer's and the reference's outputs / largest element; its place, in words)."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:

@@ -49,9 +49,9 @@ class RecipeAdapter:
 
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """Return a context with an adapter for one layer.
+        """Return a context whose value is an adapter for one layer.
 
-        It also sees the calls inside the layer if another module than `Site.core` applies the output projection.
+        The adapter sees the calls inside the layer too, if another module than `Site.core` has the output projection.
         """
         site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:

@@ -62,7 +62,7 @@ class Site:
 
     @property
     def config(self) -> AttentionConfig:
-        """Return its sizes, biases, scale and dropout."""
+        """Return the layer's sizes, biases, scale and dropout."""
         return self._read()[0]
 
     @property

@@ -24,7 +24,7 @@ Reference = Mapping[str, str]
 
 
 class ArrayPool:
-    """The arrays to write into one file, each under a name.
+    """A pool of arrays to write into one file, each under a name.
 
     >>> pool = ArrayPool()
     >>> pool.add("queries", np.ones((2, 3)), "float64"), pool.add("keys", np.ones((2, 3)), "float64")

@@ -198,7 +198,7 @@ class SeamCalls:
             del self._refused[own]
 
     def keep(self, name: str) -> bool:
-        """Record the function calls in a layer that can't be recorded with its projections; return if there are any."""
+        """Record the function calls in a layer that can't be recorded with projections; return whether it has any."""
         inside = [one for one in self._waiting if _inside(one[0], name)]
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for one in inside:

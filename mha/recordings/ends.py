@@ -89,7 +89,7 @@ class Ends:
         return self if self._is_asked(name) or self._is_layer(name) else None
 
     def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
-        """Yield what was recorded, without the attention layers `layers`, unless their names are in `behind`."""
+        """Yield what was recorded; of the attention layers `layers`, only those whose names are in `behind`."""
         for end in self.found:
             if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
                 yield end

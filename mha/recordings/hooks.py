@@ -128,7 +128,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """Return a function that returns a module's adapter, or None.
+    """Return a function: module -> its adapter; None if there is none.
 
     Adapters for transformers are tried only if transformers is imported.
     """

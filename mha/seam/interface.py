@@ -93,7 +93,7 @@ def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Return a function: result of a call -> Handover, after copying the arguments of the call.
+    """Return a function: result of a call -> Handover. The arguments of the call are copied at once.
 
     Raises:
         SpecError: the arguments have no translation.

@@ -31,12 +31,12 @@ class Judged:
     """A judgement on one output array of a module: its error, compared with the measured effect of rounding.
 
     Attributes:
-        ratio: error / measured rounding. This is the larger of two ratios: that of the root mean squares, and half
-            that of the largest elements. If an element exceeds its derived bound, it is at least 8 * error / bound.
+        ratio: error / measured rounding: of the root mean squares, or half of that of the largest elements, whichever
+            is larger. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
         worst: the index of the largest error.
         got, expected: the numbers at this index.
         error: the largest error.
-        rounding: root mean square of the measured rounding / that of the original's array.
+        rounding: (root mean square of the measured rounding) / (that of the original's array).
         bound: the largest error / derived bound of an element; None without a bound.
     """
 

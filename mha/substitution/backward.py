@@ -30,7 +30,7 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """A judgement on the gradients of one call. `arrays`: name -> judgement; `left`: those not compared, and why."""
+    """A judgement on the gradients of a call. `arrays`: name -> judgement; `left`: which were not compared, and why."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)

@@ -70,7 +70,7 @@ class Caches:
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
         """Yield (number of the call, "keys" or "values", judgement) for the new entries of a layer's cache.
 
-        They are read from the inputs of the layer's next call.
+        The entries are read from the inputs of the layer's next call.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):

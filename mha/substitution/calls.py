@@ -25,7 +25,7 @@ class Part(NamedTuple):
         calls: (call of the original's module, the port's call or None), in order.
         right: whether the port's module is right.
         instead: for each call, key path -> array to use in place of the port's output; () keeps the port's outputs.
-        active: a function that is applied to the port's outputs; None for none.
+        active: a function that is applied to the port's outputs; None if there is none.
         again: whether the port's module gets different arrays where the original's gets one array twice.
         asked: whether its floating-point inputs are judged too. Its mask and indices always are.
     """
@@ -52,9 +52,9 @@ class CallJudgement:
         unmatched: places of the port's outputs without a counterpart in the original, and of integers that it lacks.
         missing: places of the original's outputs without a counterpart in the port.
         notes: further remarks, in words.
-        own_masks: whether its masks are those of the original's own run, because the port completes them inside.
+        own_masks: whether the masks used are those of the original's own run, because the port completes them inside.
         padding: how many rows of padding differ; they are not compared, because no other row depends on them.
-        other_masks: whether its masks were read with the opposite meaning of True (allows a key, or excludes it).
+        other_masks: whether the masks were read with the opposite meaning of True (allows a key, or excludes it).
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | N
 
 
 def inputs_of(recording: ModuleRecording) -> Mapping[Any, Any]:
-    """Return name, or position for those without a name, -> argument, of the port's first call."""
+    """Return the arguments of the port's first call: name (position if there is none) -> argument."""
     first = recording.calls[0]
     plain = {place: value for place, value in first.plain.items() if value is not None or len(place) > 1}
     nested: dict[str, Any] = {}

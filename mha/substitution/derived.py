@@ -82,7 +82,7 @@ class Candidate(NamedTuple):
     """A formula for a module's result from one of its inputs.
 
     Attributes:
-        of: a function of the input and the rules of rounding, which returns the result with its bounds.
+        of: a function: (the input, the rules of rounding) -> the result with its bounds.
         x: the input.
         by_rows: whether each row of the result depends on one row of the input, so that a few can be tried first.
     """
@@ -110,8 +110,8 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
     Args:
         exact: the output of the original's module in float64.
-        own: its output in `dtype`, or None. If it exceeds the bound, the formula is not the module's, and the result is
-            None.
+        own: this module's output in `dtype`, or None. If it is further from `exact` than the bound, the formula is not
+            the module's, and the result is None.
         known: the inputs, parameters and numbers of the module.
         dtype: the port's dtype.
 
@@ -261,7 +261,7 @@ def _feed_forward(known: Known) -> Iterator[Candidate]:
 
 
 class FeedForward(NamedTuple):
-    """A feed-forward formula: down(activation(gate(x))); with a gate, down(activation(gate(x)) * up(x))."""
+    """A feed-forward formula: down(activation(gate(x))); if there is an `up`, down(activation(gate(x)) * up(x))."""
 
     gate: Dense
     up: Sequence[Dense]
@@ -269,7 +269,7 @@ class FeedForward(NamedTuple):
     activation: Activation
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return its result with bounds."""
+        """Return the formula's result with bounds."""
         inner = _dense(self.gate, self.activation, x, r)
         for dense in self.up:
             inner = r.elementwise(inner, _affine(r, given(r, x), dense))

@@ -175,7 +175,7 @@ def sides_of_wrong(
 ) -> dict[str, str]:
     """Return name of a wrong module -> a sentence that says whether it is wrong before or in its attention function.
 
-    It has only modules that were recorded twice: with their projections, and at the attention function inside.
+    Its keys are the modules that were recorded twice: with their projections, and at the attention function inside.
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, str] = {}

@@ -72,16 +72,15 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return bool (B, L), True at rows not to compare: padding, and queries without a key. None if there are none.
+    """Return bool (B, L), True at rows not to compare (padding; if `other_mask`, queries without a key); or None.
 
-    Padding are the rows where other numbers change no other row. A query without a key has an output that does not
-    depend on its scores, as a mean of all values; the test is whether it is linear in the module's inputs.
+    Rows are padding if changing their inputs changes no other row. A query has no key if its output (such as the mean
+    of all values) does not depend on scores: if it is linear in the module's inputs.
 
     Args:
         exact_on: a function that runs the module on other inputs.
         given: key path -> input of the module, masks among them.
-        other_mask: whether a mask differs from the original's own. If so, queries without a key are not compared; with
-            the original's own mask, they are.
+        other_mask: whether a mask differs from the original's own. Only then are queries without a key left out.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]
@@ -186,8 +185,8 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
     """Return bools of `array`'s shape: True for elements to compare.
 
-    These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if
-    `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or if it is not known which they are.
+    These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if it is
+    not known which rows are padding: `array` must be just one of (B, L, D), (B, H, L, Lk), indices (B, L).
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

@@ -71,7 +71,7 @@ class OriginalCall:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of the floating-point arrays that it gave."""
+        """Return the shapes of the floating-point arrays in the output."""
         return tuple(array.shape for array in (self.gave or {}).values() if array.dtype.kind == "f")
 
 

@@ -59,7 +59,7 @@ def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) 
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """Return bool (B, L), True at padding, for a call that the original makes inside another one; None without any.
+    """Return bool (B, L), True at padding, as the first call inside `around` that has some shows it; None if none does.
 
     Args:
         original: the original.
@@ -108,9 +108,9 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that expresses an array of the port, and the original's, by known arrays.
+    """Return a sentence that says which known arrays `got` is, and which `right` is; None if that can't be said.
 
-    The result is None unless each of the two is one known array or a sum of two ("the residual and the output").
+    Each must equal exactly one known array or sum of two ("the sum of the residual and the output").
 
     Args:
         what: the array, in words.

@@ -245,7 +245,7 @@ class Substitution:
             telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
 
         Raises:
-            SpecError: it can't be run.
+            SpecError: the module can't be run.
         """
         given = self.given
         exact, moved = self.original.run(self.call, [given, self.moved(given)], "float64", telling, tell=True)
@@ -394,7 +394,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return the arrays with each number changed by half a unit in its last place, up or down at random."""
+        """Return the arrays, all numbers (but masks) times 1 + u or 1 - u at random; u: the port's unit roundoff."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {

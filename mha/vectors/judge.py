@@ -38,11 +38,11 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one vector.
+    """A verdict on the answer to one vector.
 
     Attributes:
         id, form, case, dtype: of the vector.
-        status: "equal", "differs", "refused" (its file is cut off, or has other arrays) or "not answered".
+        status: "equal", "differs", "refused" (the answer's file is cut off, or has other arrays) or "not answered".
         ratio: the worst error / allowed error; None where nothing was compared.
         message: what is wrong, in a line; "" if nothing is.
         judged: the names of the arrays that were compared.
@@ -60,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """The verdict on every vector, a diagnosis for each dtype in which answers differ, and what else was found."""
+    """A verdict on every vector, a diagnosis for each dtype in which answers differ, and files that answer none."""
 
     made_by: str
     digest: str
@@ -73,7 +73,7 @@ class Judgement:
         return [one for one in self.verdicts if one.status in statuses]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as a dict of JSON values, with each diagnosis in words."""
+        """Return everything as a dict of JSON values, with each diagnosis in words."""
         from conformance.diagnosis.brief import brief
 
         return {
@@ -92,7 +92,7 @@ ID = re.compile(r"[a-z0-9.-]+")
 
 
 class Folder:
-    """A folder of vectors. Every file is there and is as it was written, or SpecError says in one line what is not."""
+    """A folder of vectors. Raises SpecError, in one line, unless every file is there and is as it was written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,10 +161,10 @@ def judge(folder: Folder, answers: Path, progress: Callable[[str], None] = lambd
 
 
 def answer_in(file: Path, row: Mapping[str, Any], vector: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the arrays of an answer, of the vector's dtype or with numbers of it.
+    """Return the arrays of an answer, cast to the vector's dtype, which must hold their numbers.
 
     Raises:
-        SpecError: it has no output, an array that is not asked for, or one of another shape or dtype.
+        SpecError: the answer has no output, an array that is not asked for, or one of another shape or dtype.
     """
     read = from_file(file)
     if "output" not in read:
@@ -252,7 +252,7 @@ dtype, and in other dtypes on all that are wrong and so many that are right."""
 def explained(
     verdicts: Sequence[Verdict], given: Mapping[str, Answered], progress: Callable[[str], None]
 ) -> list[Diagnosis]:
-    """Return a diagnosis for each dtype in which answers differ: by the bugs of the zoo that give them in the first."""
+    """Return a diagnosis for each dtype in which answers differ; in later ones, only the first's bugs are tried."""
     found: list[Diagnosis] = []
     bugs: tuple[Bug, ...] | None = None
     differ = {one.id for one in verdicts if one.status == "differs"}

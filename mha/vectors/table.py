@@ -43,7 +43,7 @@ STAGES = {"layer": ("weights", "output"), "heads": ("scores", "weights", "output
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """One vector: a case in one form and one dtype.
+    """A vector: a case in one form and one dtype.
 
     Args:
         form: one of FORMS.
@@ -57,7 +57,7 @@ class Vector:
 
     @property
     def id(self) -> str:
-        """Return its name, which is also that of its file and of an answer to it."""
+        """Return the vector's name, which its file and the file of an answer to it also have."""
         return f"{self.form}-{self.case.id}-{self.dtype}"
 
     @cached_property
@@ -81,7 +81,7 @@ class Vector:
 
 
 def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
-    """Return what the layer and the call have beyond the plain ones, by name, in order."""
+    """Return the names of the features that the layer and the call have beyond plain ones, in order."""
     inputs = problem.inputs
     found = set(Setting.of(problem).has) - {"bare", "heads"}
     found |= {"query_offset"} if inputs.mask.has_positions and np.any(np.asarray(inputs.mask.query_offset)) else set()
@@ -105,7 +105,7 @@ def size_of(case: Case) -> int:
 def all_vectors() -> Iterator[Vector]:
     """Yield the vectors of the standard set, case by case: as a layer, as heads.
 
-    Cases of equal sizes, whose twins have other sizes, are in float32 alone.
+    A case of equal sizes that has a twin of other sizes is in float32 only.
     """
     for case in all_cases():
         if case.id in LEFT_OUT:
@@ -148,12 +148,12 @@ def chosen(
     """Return vectors, and the name of their set.
 
     Args:
-        patterns: of ids, with wildcards. Default: all.
-        dtypes: of the vectors. Default: all four.
-        small: whether only those of the small set are meant.
+        patterns: the vectors' ids, with wildcards. Default: all.
+        dtypes: the vectors' dtypes. Default: all four.
+        small: whether only vectors of the small set are meant.
 
     Raises:
-        SpecError: nothing has such an id or dtype.
+        SpecError: no vector has such an id or dtype.
     """
     for dtype in dtypes:
         check_dtype(dtype)

@@ -44,10 +44,10 @@ def write_vectors(
     """Write the vectors into a new folder, whole or not at all; return its size in bytes, and its digest.
 
     Args:
-        folder: what is made; SpecError if it is there already.
+        folder: the path of the new folder; SpecError if it exists.
         vectors: what is written.
         kind: the name of the set in the manifest.
-        progress: sees each vector when it is done.
+        progress: called with each vector once it is written.
     """
     check_new(folder)
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
@@ -99,7 +99,7 @@ def text_of(manifest: Mapping[str, Any]) -> str:
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Return the digest of a manifest: of itself without it. Each row has the digest of its file."""
+    """Return the digest of a manifest without its own "digest". Each row has the digest of its file."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -155,7 +155,7 @@ def arrays_of(vector: Vector, wanted: Expected) -> dict[str, Typed]:
 
 
 def rounded_up(allowed: NDArray) -> NDArray[np.float32]:
-    """Return allowed errors in float32, none of them smaller; 0 stays 0.
+    """Return allowed errors in float32, rounded up; 0 stays 0.
 
     >>> rounded_up(np.array([0.0, 1.0, 1e-60, np.inf])).tolist() == [0.0, 1.0, 2.0**-149, np.inf]
     True
@@ -166,12 +166,12 @@ def rounded_up(allowed: NDArray) -> NDArray[np.float32]:
 
 
 class Revealing:
-    """Finds which bugs vectors reveal, in the order of the table: what changes nothing in one dtype is not tried again.
+    """A search for the bugs that vectors, in the order of the table, reveal. Not all are tried in every dtype.
 
-    That is so where the dtypes have the same mask, and their NaN and infinities at the same places.
+    A bug that changes nothing is not tried in the next dtype if mask, NaN and infinities are at the same places there.
 
     Args:
-        bugs: those that are tried.
+        bugs: the bugs that are tried.
     """
 
     def __init__(self, bugs: Sequence[Bug]) -> None:
@@ -179,9 +179,9 @@ class Revealing:
         self._last: tuple[object, set[Bug]] = (), set()
 
     def of(self, vector: Vector, wanted: Expected) -> dict[str, list[int]]:
-        """Return the positions of bugs with which the reference leaves the allowed error.
+        """Return the positions of the bugs with which the reference leaves the allowed error.
 
-        They are those that show in the output, and those that show in the gradients alone.
+        "output": bugs that show in the output. "gradients": bugs that show in the gradients alone.
         """
         shows, problem = Shows.of(wanted, vector.dtype, ("output",)), wanted.problem
         gradients = problem.inputs.cotangent is not None

@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass(eq=False)
 class Nearness:
-    """How near the numbers of a Part are to the definition's.
+    """A measure of how near the numbers of a Part are to the definition's.
 
     Attributes:
         ratios: RECORDED -> worst error / allowed error of the recorded outputs; name of a backend -> of all its stages.
@@ -87,8 +87,8 @@ class Sources:
     """A choice of what computes the shown weights, and of the weights to compare them with.
 
     Args:
-        backends: (): the definition computes, with nothing to compare; one backend is compared with the definition, and
-            of two, the second with the first.
+        backends: none: the definition computes, and nothing is compared; one: it is compared with the definition; two:
+            the second is compared with the first.
         compared: (second recording, position of a call -> position of its counterpart there); the definition computes
             both. None: no second recording.
     """
@@ -98,12 +98,12 @@ class Sources:
 
     @property
     def base(self) -> str:
-        """Whose weights are shown."""
+        """Return the name of what computes the shown weights."""
         return self.backends[0].name if len(self.backends) > 1 else DEFINITION
 
     @property
     def other(self) -> str | None:
-        """Whose difference from it is shown."""
+        """Return the name of what is compared with `base`; None if nothing is."""
         if self.compared is not None:
             return "the other recording"
         return self.backends[-1].name if self.backends else None

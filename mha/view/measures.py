@@ -17,7 +17,7 @@ class Measure:
         words: what the number means.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of a query that is left out of the mean, because it has no key at that offset; None for none.
+        edge: the index of a query that is left out of the mean, because it has no key at that offset; None without one.
     """
 
     words: str

@@ -108,7 +108,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def passed_over(folder: Path) -> str:
-    """Return one line about files in the cache folder that are not used, as other users can write them; or ""."""
+    """Return a line about files in the cache folder that are not used, as others can write them; "" without any."""
     found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
     if not found:
         return ""

@@ -87,7 +87,7 @@ class QueryKeyNorm:
 
     @classmethod
     def of(cls, given: QueryKeyNorm | Mapping[str, Any] | str | None) -> QueryKeyNorm | None:
-        """Return the settings from a mapping of fields, or from a kind alone; None for none."""
+        """Return the settings from a mapping of fields, or from a kind alone; None if `given` is None."""
         if given is None or isinstance(given, QueryKeyNorm):
             return given
         if isinstance(given, str):

@@ -58,7 +58,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
+    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held

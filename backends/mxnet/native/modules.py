@@ -35,7 +35,7 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
+    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
     return module is held
 
 

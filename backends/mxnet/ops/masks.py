@@ -107,7 +107,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:

@@ -49,7 +49,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward pass of one call. They take its Floats, with the bias; the bias of the mask is None."""
+    """The forward and backward pass of one call. They take the call's Floats, bias included; `mask` has no bias."""
 
     score: Score
     mask: Mask

@@ -28,7 +28,7 @@ def hold(layer: Any) -> Any:
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Return every weight in a layer by its path in it; weights with the same path get numbers."""
+    """Return path in the layer -> weight, for every weight in it; paths that several weights have get numbers."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -54,7 +54,7 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
+    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
     return module is held
 
 

@@ -31,12 +31,12 @@ class Mask(NamedTuple):
     query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff
         first <= j < stop.
-    reach: bounds on first and stop in NumPy, as far as they are known while tracing: no query reaches further.
-    is_exact: whether `reach` equals first and stop.
+    reach: NumPy arrays, known even while tracing: an interval that contains [first, stop) of each query.
+    is_exact: whether `reach` is just [first, stop).
     allowed, bias: as they were given, with four axes that broadcast to (B, H, Lq, Lk); -inf in a bias excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that no query can attend to.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and the Lp keys of
+        the past, that no query can attend to.
     """
 
     query_len: Any
@@ -116,7 +116,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):

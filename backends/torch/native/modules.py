@@ -37,7 +37,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `module`, which `watch(outer)` reports as `name`, is `held`, what `hold` returned."""
+    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
     return module is held
 
 
@@ -60,8 +60,8 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
     """Return a context like `computing` that casts a parameter only while something uses it.
 
-    A module with other references to its parameters, as nn.LSTM has, uses them uncast: it may raise, and they get no
-    gradient.
+    A module with other references to its parameters, as nn.LSTM has, uses these uncast: it may raise, and the
+    parameters get no gradient.
     """
     wanted = TORCH_DTYPES[dtype]
     alive: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()

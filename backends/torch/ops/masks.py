@@ -141,7 +141,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that it allows; None if all are True."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:

@@ -27,7 +27,7 @@ def _where_allowed(state: State, array: NDArray) -> NDArray:
 
 
 def weighted(state: State, gradient: str = "d_weights") -> NDArray:
-    """(B, H, Lq, Lk): P * dP, weights times their gradient; 0 where a key is excluded, even beside a NaN."""
+    """Return (B, H, Lq, Lk): P * dP, weights times their gradient; 0 where a key is excluded, even beside a NaN."""
     return _where_allowed(state, state["weights"] * state[gradient])
 
 

@@ -268,7 +268,7 @@ def finite(highest: NDArray) -> NDArray:
 
 
 def exponentials(state: State) -> NDArray:
-    """(B, H, Lq, Lk): exp(score - maximum of its row); 0 where a key is excluded."""
+    """Return (B, H, Lq, Lk): exp(score - maximum of its row); 0 where a key is excluded."""
     return np.exp(open_scores(state) - finite(highest_of(open_scores(state))))
 
 

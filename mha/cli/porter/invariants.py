@@ -95,9 +95,9 @@ def quickly_compiled() -> Iterator[None]:
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
-    """Return the model that `spec` names, the function that made it, and the inputs that this returned with it.
+    """Return the model that `spec` names, the function that made it (or None), and the inputs made with it (or None).
 
-    The function and the inputs are None if there are none.
+    If the function makes inputs too, the returned one makes the model alone.
     """
     from conformance.subjects.answers import place
     from conformance.subjects.in_time import TookTooLong, in_time
@@ -130,7 +130,7 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
 
 
 def makes(named: Any) -> bool:
-    """Return whether an object is no model, but a function that makes one and needs no arguments."""
+    """Return whether an object is not a model, but a function that makes one and needs no arguments."""
     import inspect
 
     from mha.recordings.hooks import hooks_of

@@ -94,9 +94,9 @@ def port(asked: PortOptions) -> None:
 
 
 def loads(asked: PortOptions) -> Callable[[], tuple[TrainedModel, Any]]:
-    """Return a function that loads the named model, and returns it with its own inputs or None.
+    """Return a function: () -> (the model that `asked` names, loaded; its own inputs, or None if it brings none).
 
-    Raises SpecError at once for a model that can't be loaded.
+    For a name or a folder that can't be loaded, SpecError is raised at once, not when the function is called.
     """
     from mha.port.model import check_named, live_model, load_trained
 

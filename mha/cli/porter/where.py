@@ -125,7 +125,7 @@ def where(asked: WhereOptions) -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a name is that of a model which this project can load by it."""
+    """Return whether this project can load a model by this name."""
     from mha.port.load import DECODERS, PACKAGED
 
     return name in (*PACKAGED, *DECODERS)
@@ -160,7 +160,7 @@ def original_named(spec: str) -> Any:
 
 
 def takes(named: Any) -> str:
-    """Return the names of the arguments that a function needs, or "" for none."""
+    """Return the names of the arguments that a function needs, joined by commas; "" if it needs none."""
     import inspect
 
     try:

@@ -128,16 +128,16 @@ def about(
     undeclared: bool = False,
     cases: Sequence[Asked] = (),
 ) -> list[str]:
-    """Return the rows of text on one subject that follow its answers: the causes first.
+    """Return the rows of text on one subject that stand below its row of `answers`: the causes first.
 
     Args:
         results: the subject's results, in all dtypes.
-        told: why it differs; None if nothing was diagnosed.
-        looked_at: what its calls covered; None if none had an answer.
+        told: why the subject differs; None if nothing was diagnosed.
+        looked_at: what the subject's calls covered; None if none had an answer.
         width: columns of a row.
         catches: id of a case -> what it catches; None if no case is to be shown.
         undeclared: whether the subject does not declare what it can express.
-        cases: all that it was asked.
+        cases: all cases and sequences that the subject was asked.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)
@@ -278,7 +278,7 @@ def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def of_other_shape(results: Sequence[Result]) -> list[str]:
-    """Return a row on the shape that outputs must have if one has another shape, else []."""
+    """Return [a row on the shape that outputs must have] if an output has another shape, else []."""
     wrong = any(each.message.startswith("output has shape") for one in results for each in one.mismatches)
     return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
@@ -337,11 +337,11 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return a line on what calls of sequences have in common if they alone differ, in layers prepared anew too.
+    """Return [a line on what all wrong calls share] if all are of sequences, and wrong in new layers too; else [].
 
     Args:
         results: the results of one subject.
-        cases: all that it was asked.
+        cases: all cases and sequences that the subject was asked.
     """
     sequences = {case.id: case for case in cases if isinstance(case, CallSequence)}
     wrong = [one for one in results if one.status == "different"]
@@ -364,7 +364,7 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
-    """Return what is wrong in one case (the first array that differs, or why it did not run), and how to rerun it.
+    """Return lines on what is wrong in a case (first array that differs, or why it did not run) and how to rerun it.
 
     Args:
         result: the result of a case that is not right.

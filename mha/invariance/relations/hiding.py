@@ -60,7 +60,7 @@ def _no_padding(known: Known) -> str | None:
 
 
 def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
-    """Return bool (B, L), False at padding, of which items have different amounts; the third has none unless `every`.
+    """Return bool (B, L), False at padding. Items have different amounts of it; the third none, unless `every`.
 
     Padding is on the right, or with `left` on the left.
     """

@@ -23,11 +23,11 @@ class Known:
 
     Attributes:
         live, template: the model, and how it is called.
-        masks: its mask arguments.
-        causal: whether it is causal by itself, or says so.
-        flag: the name of the argument that makes it causal, or None.
-        cache: how it decodes step by step; or, in words, why that is not known.
-        pad: the token id to use in padding; None for any.
+        masks: the model's mask arguments.
+        causal: whether the model is causal by itself, or says so.
+        flag: the name of the argument that makes a call causal; None if there is none.
+        cache: how the model decodes step by step; or, in words, why that is not known.
+        pad: the token id to use in padding; None: any will do.
         random: whether two equal calls give different outputs.
         kept: a cache of answers to calls that several relations make.
     """
@@ -54,7 +54,7 @@ class Known:
 
     @property
     def can_be_causal(self) -> bool:
-        """Return whether some call of it is causal."""
+        """Return whether some call of the model is causal."""
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:

@@ -113,7 +113,7 @@ def is_untouched(exercise: Exercise, folder: Path) -> bool:
 def start(
     folder: Path, frameworks: Sequence[str], tracks: Collection[str] = tuple(TRACKS)
 ) -> tuple[list[Path], list[Path]]:
-    """Write the files of these tracks, with translations into these frameworks; existing files are not touched.
+    """Write the files of these tracks' exercises, translated into these frameworks too; existing files stay.
 
     Returns:
         The paths of the files that were written, and the paths of those that existed already.

@@ -37,8 +37,8 @@ class Attempt:
     """The answers of a learner's function.
 
     Attributes:
-        answers: the arrays that each call gave, up to the first call that failed.
-        problem: why there is no further answer, in one line; "" if every call was answered.
+        answers: the arrays that each call before the first failing one gave.
+        problem: why that call failed, in one line; "" if none did.
         begun: whether the function has been written: one that raises NotImplementedError has not.
         printed: the beginning of what the file printed.
     """
@@ -55,10 +55,10 @@ class Asked:
     """A function to run, and its calls.
 
     Attributes:
-        path, function, parameters: the file, the function in it, and the names of its parameters.
-        returns: the names of the arrays that it returns.
+        path, function, parameters: the file, the function in it, and the names of the function's parameters.
+        returns: the names of the arrays that the function returns.
         calls: for each call, its arguments and the shapes of the arrays that it must return.
-        dialect: the framework that it is written in.
+        dialect: the framework that the function is written in.
     """
 
     path: str
@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """Return the number that each call gives, up to the first call that fails, and an Attempt with the cause."""
+    """Return the number that each call before the first failing one gives, and an Attempt with the failure's cause."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)
@@ -106,9 +106,9 @@ def measured(
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
-    """Return the arrays by name that each call gives up to the first that fails, and an Attempt with the cause.
+    """Return a dict name -> array for each call before the first that fails, and an Attempt with the failure's cause.
 
-    A single array has the name "".
+    A single array has the name "". If no call fails, the Attempt has no cause.
     """
     return _made(lambda function, call: _by_name(name, function, call, path), path, name, parameters, calls)
 
@@ -160,7 +160,7 @@ def _by_name(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextmanager
 def captured(held: Beginning | None = None) -> Iterator[Callable[[], str]]:
-    """Return a context that prints nothing. Its value is a function that returns the beginning of the held back text.
+    """Return a context in which nothing is printed. Its value is a function: () -> the beginning of the withheld text.
 
     Args:
         held: the stream that keeps the text. Default: a new one.
@@ -194,7 +194,7 @@ class Beginning(io.StringIO):
 
 
 def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Callable[..., Any]:
-    """Import a file anew, and return the function of this name in it. Raises Unfit if none fits."""
+    """Return the function of this name in a file, which is imported anew. Raises Unfit if there is none that fits."""
     file = Path(path)
     wanted = name if parameters is None else f"{name}({', '.join(parameters)})"
     if not file.is_file():
@@ -245,7 +245,7 @@ def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) ->
 
 
 def place(error: BaseException, path: str) -> str:
-    """Return the line of the learner's file that an error comes from, such as " (line 12)"; "" if it is elsewhere."""
+    """Return which line of the learner's file raised an error, such as " (line 12)"; "" if none of it did."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f" (line {error.lineno})"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

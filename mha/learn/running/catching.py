@@ -39,7 +39,7 @@ class Chosen:
 
 
 def chosen(path: str) -> Chosen:
-    """Call `problem()` of a learner's file, in a worker process; return what it chose."""
+    """Call `problem()` of a learner's file, in a worker process; return a Chosen: the problem, or why there is none."""
     with captured() as printed:
         try:
             made = called(found(path, "problem", ()), (), path)
@@ -93,7 +93,7 @@ class Shown:
 
 
 def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
-    """Return whether a call shows the hidden bug and at least `target` bugs in all, and a sentence on both."""
+    """Return whether a call shows the hidden bug, and at least `target` bugs in all; and a sentence on both."""
     shows = Shown(problem)
     number, total = shows.all()
     is_caught = shows.by(select((bug,))[0])
@@ -102,7 +102,7 @@ def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
 
 
 def never_asked(problem: Problem) -> list[str]:
-    """Return in words each thing that a call lacks, with how many more bugs it would then show, the most first."""
+    """Return in words each thing that a call lacks, with how many bugs can't show without it, the largest first."""
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     found: Counter[str] = Counter()
     for bug in bugs:

@@ -24,7 +24,7 @@ class Dialect:
         module: the module that is imported first.
         heading: the lines at the beginning of a file that is written in it.
         kind: the name of the class of its arrays, inside `module`.
-        give: a function of the module and a NumPy array, which returns the framework's array.
+        give: a function: (the module, a NumPy array) -> the framework's array.
     """
 
     module: str
@@ -73,7 +73,7 @@ def given(name: str, value: Any) -> Any:
 
 
 def taken(name: str, value: Any) -> Any:
-    """Return the framework's array as one of NumPy; anything else as it is (it is refused later)."""
+    """Return the framework's array as one of NumPy; anything else as it is (which is refused later)."""
     if name == NUMPY:
         return value
     dialect = DIALECTS[name]

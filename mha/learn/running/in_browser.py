@@ -15,11 +15,11 @@ from mha_core.errors import shown
 
 
 def said(name: str, text: str, level: int) -> tuple[str, str, int]:
-    """Return what a page shows of the text of an exercise's file.
+    """Return what a page says of an exercise's file that holds `text`.
 
     Args:
         name: the name of the exercise.
-        text: what its file holds.
+        text: what the file holds.
         level: how much is said: 1 as `mha learn check`, more as `mha learn hint`.
 
     Returns:

@@ -58,8 +58,8 @@ class Layered:
         result: the first result that is not right; None if all are.
         right: how many cases are right.
         unsupported: how many cases the layer can't express.
-        reason: why it can't be run at all, in one line; "" if it can.
-        printed: the beginning of what it printed.
+        reason: why the layer can't be run at all, in one line; "" if it can.
+        printed: the beginning of what the file printed.
     """
 
     result: Result | None = None
@@ -72,7 +72,7 @@ class Layered:
 def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
     """Return the verdict on a learner's layer; its cases are run one by one until one fails.
 
-    The cases run in the order of `cases_of`, and the rest are left out after a case that the layer gets wrong.
+    The cases run in the order of `cases_of`; those after the first that the layer gets wrong are left out.
 
     Args:
         dialect: the framework of the layer, which names the interpreter that runs it.
@@ -92,7 +92,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 
 
 def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
-    """Return the explanations that `mha diagnose` finds for these cases, or why the layer can't be run."""
+    """Return what `mha diagnose` would say explains a layer's answers to these cases, or why the layer can't run."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
     if reason:
         return str(reason)
@@ -111,7 +111,7 @@ def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *ar
 
 
 def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple[str, ...]:
-    """Return the names of what a layer's output does not depend on in its first cases: inputs, the mask, parameters."""
+    """Return the names of inputs, masks and parameters that a layer's output does not depend on in its first cases."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, exercise.subject, dtype_of(dialect))
     if reason:
         return ()
@@ -142,7 +142,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """Return the cases and the sequences of calls that judge a layer, those in `first` first."""
+    """Return what judges a layer, in order: `first`, `own`, then ids of the cases and sequences of calls that fit."""
     full = [case.id for case in all_cases() if _is_full(case) and not one.alone]
     sequences = [
         sequence.id
@@ -224,7 +224,7 @@ def _own_cases() -> tuple[Case, ...]:
 
 
 def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) -> Explained:
-    """Return what explains a layer in these cases: an exercise's own mistakes, else bugs of the zoo.
+    """Return what explains a layer's answers to these cases: mistakes of its exercise, else bugs of the zoo.
 
     The returned bugs have no steps (functions), since these can't be sent to another process.
     """
@@ -267,7 +267,7 @@ _layers: dict[str, LoadedSubject] = {}
 
 
 def prepared(path: str, subject: str, dtype: str) -> tuple[str, str]:
-    """Import the file anew; return why this fails, in one line ("" if it does not), and what the file printed."""
+    """Import the file anew; return why that failed, in one line ("" if it did not), and what the file printed."""
     held = Beginning()
     with captured(held):
         try:

@@ -25,8 +25,8 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
     """Return `function(*arguments)`, run in the process of a framework, which is imported there first.
 
     Raises:
-        TooLong: it took longer than `seconds`, and was ended.
-        WorkerDied: its process ended; the message says how.
+        TooLong: the function took longer than `seconds`; its process was ended.
+        WorkerDied: the process ended; the message says how.
     """
     if dialect != NUMPY:
         _called(dialect, IMPORT_SECONDS, prepare, dialect)  # at once where it is imported already
@@ -39,7 +39,7 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
 
 
 def too_long(seconds: float) -> str:
-    """Return what is said of a file that took longer than so many seconds."""
+    """Return the sentence on a file that took longer than `seconds`."""
     return f"no answer within {seconds:g} s: an endless loop, or far too much work"
 
 

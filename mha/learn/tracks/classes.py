@@ -94,7 +94,7 @@ def _matrix(key: str) -> Callable[[State], Any]:
 
 
 def into(framework: str) -> tuple[LayerExercise, ...]:
-    """Return the class in one framework; none in NumPy, which has the exercise module-with-state.
+    """Return the exercises of a class in one framework; () in NumPy, which has the exercise module-with-state.
 
     >>> [one.name for one in into("torch")], into("numpy")
     (['class-in-torch'], ())

@@ -250,9 +250,9 @@ def right_function(exercise: StepExercise) -> Callable[..., Any]:
 
 
 def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
-    """Yield candidates (sentence, function) that compute the right answer for other arguments than the given ones.
+    """Yield candidates (sentence, function) that compute the right answer to other arguments than the given ones.
 
-    Such an argument is changed in one way, such as reversed.
+    One of the arguments is changed in some way, such as reversed.
     """
     right = right_function(exercise)
     for number, one in enumerate(exercise.arguments):

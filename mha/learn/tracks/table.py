@@ -77,7 +77,7 @@ def step(
     config: AttentionConfig | None = None,
     **sizes: Any,
 ) -> StepExercise:
-    """Return an exercise whose function returns one array; `config` and `sizes` are used for its tiny cases."""
+    """Return an exercise whose function returns one array; `config` and `sizes` are those of its tiny cases."""
     return StepExercise(
         name=name,
         task=task,
@@ -95,7 +95,7 @@ def step(
 
 
 def drawn_mask(make: Callable[[Rng, Case], AttentionMask]) -> Callable[[int], Case]:
-    """Return a function that makes a case from a number: its sizes from the number, its mask with `make`."""
+    """Return a function: a number -> a case, whose sizes depend on the number, and whose mask is made by `make`."""
 
     def drawn(number: int) -> Case:
         query_len, key_len = 2 + number % 8, 2 + number // 8 % 11

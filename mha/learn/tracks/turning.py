@@ -29,7 +29,7 @@ def rotary(state: State) -> Any:
 
 
 def placed_at(side: int) -> Any:
-    """Return a function that reads the positions of the queries (0) or the new keys (1), (B, L), from a State."""
+    """Return a function: State -> positions (B, L), of the queries if `side` is 0, of the new keys if it is 1."""
 
     def read(state: State) -> Any:
         found = positions_of(state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)[side]
@@ -42,9 +42,9 @@ POSITIONS = Value("positions", "int64 (B, L), 0 or more: where each of them stan
 
 
 def turning(interleaved: bool) -> tuple[Case, ...]:
-    """Return cases of layers with rotary positions, which turn some or all channels of a head by given positions.
+    """Return cases of layers with rotary positions, which turn the first r (some or all) channels of each head.
 
-    A pair of channels turns together: two neighbours if `interleaved`, else channels k and k + r / 2 of r.
+    Channels turn in pairs: two neighbours if `interleaved`, else channels k and k + r / 2.
     """
     of_cases: dict[str, Any] = {
         "some": {"rotary": {"width": 8, "base": 20.0}, "positions": placed},

@@ -65,14 +65,14 @@ def new_keys(state: State) -> Any:
 
 
 def with_new_keys(arrays: Mapping[str, Any]) -> Any:
-    """Return all keys, of which those of `new_keys` come last: (B, G, Lk, d)."""
+    """Return all keys, (B, G, Lk, d): those of the past, then those that `new_keys` returns."""
     keys, number = arrays["keys"], arrays["new_keys"].shape[2]
     is_new = np.arange(keys.shape[2])[:, None] >= keys.shape[2] - number
     return np.where(is_new & np.asarray(arrays["padding"], bool)[:, None, :, None], 0.0, keys)
 
 
 def padded_within(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask that allows no query key 1, of the past, and the last key, a new one."""
+    """Return a mask in which no query may attend to key 1 (a past key) or to the last key (a new one)."""
     return AttentionMask(allowed=~np.isin(np.arange(case.key_len), (1, case.key_len - 1)))
 
 

@@ -44,7 +44,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """Return its particulars, or why it is refused."""
+        """Return the family's particulars, or why it is refused."""
         return self.says if self.state == "expressed" else f"refused: {self.says}"
 
 

@@ -118,7 +118,7 @@ def shape_and_numbers(
 
     Args:
         parameter: a parameter of any framework.
-        numbers_in: a function that returns its numbers.
+        numbers_in: a function: the parameter -> its numbers.
         dtype: the dtype to round the numbers to first; the Order is then None. Default: no rounding.
     """
     try:

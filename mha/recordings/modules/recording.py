@@ -80,7 +80,7 @@ class ArrayAt:
 
     @property
     def floating(self) -> bool:
-        """Return whether it holds floating-point numbers."""
+        """Return whether the array holds floating-point numbers."""
         return self.dtype in DTYPES
 
 
@@ -114,7 +114,7 @@ class ModuleCall:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of the floating-point arrays that it gave."""
+        """Return the shapes of the floating-point arrays in the output."""
         return tuple(at.shape for at in self.gave or () if at.floating)
 
 

@@ -36,9 +36,9 @@ class WholeRecording:
 
         Args:
             path: the file.
-            attention: the recorded calls of attention layers, to be written too; None for none.
+            attention: the recorded calls of attention layers, to be written too; None if there are none.
             versions: package -> version.
-            handed: the recorded calls of attention functions inside these layers, to be written too; None for none.
+            handed: the recorded calls of attention functions inside these layers, to be written too; None without them.
         """
         from mha.recordings.recording import HANDED_KEY
         from mha.recordings.recording import METADATA_KEY as ATTENTION

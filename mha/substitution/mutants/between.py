@@ -59,7 +59,7 @@ def exchanged_norms(inside: Inside) -> Found:
 
 
 def other_scale(inside: Inside) -> Found:
-    """Yield outputs where the queries are halved, and so the scores of attention."""
+    """Yield outputs where the queries, and with them the scores of attention, are halved."""
     named = [part for part in inside.parts if QUERIES.fullmatch(re.split(r"[./]", part.name)[-1].lower()) and part.gave]
     last = {part.call.within: part for part in named}  # a norm of queries would undo what is done before it
     for part in last.values():

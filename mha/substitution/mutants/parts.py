@@ -52,12 +52,12 @@ class PartCall:
 
     @property
     def x(self) -> NDArray:
-        """Return the first array that it was given."""
+        """Return the first array that the part was given."""
         return next(iter(self.given.values()))
 
     @property
     def y(self) -> NDArray:
-        """Return the first array that it gave."""
+        """Return the first array that the part gave."""
         return next(iter(self.gave.values()))
 
 

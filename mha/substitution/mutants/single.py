@@ -99,7 +99,7 @@ def norm_in_16_bits(inside: Inside) -> Found:
 
 
 def other_cast(inside: Inside) -> Found:
-    """Yield outputs of a norm that multiplies by its scale after the cast to 16 bits, and of one that does before."""
+    """Yield outputs of two norms: one multiplies by its scale after the cast to 16 bits, the other before it."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

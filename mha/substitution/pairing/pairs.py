@@ -131,7 +131,7 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return new pairs, by the order of calls, for submodules of a module that the models call in different orders.
+        """Return new pairs, by the order of calls, for a module's submodules, which the models call in other orders.
 
         There is one dict for each group of similar ones: direct submodules without own submodules, with equally many
         parameters and with outputs of equal sizes.

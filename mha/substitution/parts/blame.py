@@ -110,7 +110,7 @@ class Blame(Parts):
         Args:
             part: position of the part.
             around: the module around it, in words.
-            beside: the name of the activation by which the part differs from its original; None for none.
+            beside: the name of the activation by which the part differs from its original; None if there is none.
             right: whether the module around is right with the part as it is.
             together: whether that module is right only with several such parts together.
         """
@@ -248,11 +248,11 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the judgement on a module with right parts that read their masks with the opposite meaning of True.
+        """Return the judgement on a module whose parts are right but take the masks with the opposite meaning of True.
 
-        Putting in the port's output of such a part would hide that its mask is inverted. So here the original's part
-        runs, on the original's mask. The result is None if there are no such parts, if nothing is wrong in this run, or
-        if wrong parts explain the difference.
+        The port's outputs of these parts would hide that their masks are inverted, so the original's parts run here, on
+        the original's masks. The result is None if there are no such parts, if nothing is wrong in this run, or if a
+        part is wrong by its own lines.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []

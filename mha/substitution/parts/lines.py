@@ -39,7 +39,7 @@ class Lines:
         self.inside = [one for one in calls if holds(recording.calls, call, one)]
 
     def makers(self) -> set[int] | None:
-        """Return positions from `unjudged`, of the modules that make the wrong arrays; None if one's maker is unknown.
+        """Return those of `unjudged` that make the wrong arrays; None if it is not known what makes one of the arrays.
 
         A module makes the arrays that it returns, and those that it passes to a submodule but did not get itself. It
         counts only if all its input arrays are known to be right, and if no other argument is a number or a bool (which

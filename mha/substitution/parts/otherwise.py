@@ -43,7 +43,7 @@ def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -
     the first run has the port's arrays.) Other faults of the module show in both runs.
 
     Args:
-        run: position of a part -> what to put in its place; returns the judgements on the module's calls, or None.
+        run: a function: (position of a part -> what to put in its place) -> judgements on the module's calls, or None.
         wrong: positions of the parts whose outputs differ from their originals'.
         activations: position of a part that differs from its original by an activation -> that activation.
     """

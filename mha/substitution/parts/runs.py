@@ -60,7 +60,7 @@ class Parts:
         return self.results[port].status != "not judged" and self.pairs.original_of(port) is not None
 
     def was_judged(self, port: int) -> bool:
-        """Return whether a module was judged by its original already."""
+        """Return whether a module has been judged so far, by its original."""
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:

@@ -70,8 +70,8 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 class Allowance:
     """An allowed distance of the inputs of two paired layers, relative to their size.
 
-    What the models compute between two attention layers is unknown. But the differences of earlier calls are known,
-    and rounding errors spread over all elements, so that few are much larger than most.
+    What the models compute between two attention layers is unknown. But rounding errors spread over all elements, so
+    `carried`, the root mean square of earlier differences, times a constant bounds those of the next inputs.
 
     Attributes:
         dtype: the narrower of both dtypes; arrays that are equal in it have distance 0.

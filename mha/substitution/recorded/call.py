@@ -254,7 +254,7 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """Return (B, Lq, Do) the change of the original's output if these `parts` of its call are replaced by the port's.
+    """Return (B, Lq, Do), the change of the original's output if these `parts` of its call are replaced by the port's.
 
     The result is None if the sizes of the two calls don't fit.
 

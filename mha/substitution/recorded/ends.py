@@ -31,7 +31,7 @@ class Before:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
         parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
         open: name of a call of the port whose final output (after further code behind its output projection) was not
-            compared -> whether the layers of both models have such code, or only one.
+            compared -> True if the layers of both models have such code, False if only one has.
         rows: bool (B, L), True at queries of the last pair that are no padding; None if there is no such pair.
     """
 
@@ -59,7 +59,7 @@ class Before:
         return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
-        """Return bools that broadcast to the array: True outside padding; None if it has not these items and rows."""
+        """Return bools that broadcast to the array: True outside padding; None if the array has other items or rows."""
         if self.rows is None or array.ndim < 3 or array.shape[:2] != self.rows.shape:
             return None
         counted: NDArray[np.bool_] = self.rows.reshape(*self.rows.shape, *(1,) * (array.ndim - 2))

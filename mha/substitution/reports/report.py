@@ -76,7 +76,7 @@ class ModuleResult:
 
     Attributes:
         name, kind: its name in the port, and its class.
-        depth: how many modules it is nested in.
+        depth: the number of modules around it.
         original: the name of the original's module; None for a module without one.
         how: how the pair was found; for a wrong module without an original, where its fault was seen.
         original_kind: the class of the original's module; "" without one.
@@ -89,7 +89,7 @@ class ModuleResult:
         allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.
         bound: the worst error / derived bound (1 is allowed); None without a bound. For two recordings, the worst
             difference / allowed difference.
-        rounding: the measured rounding as a fraction of its output.
+        rounding: the measured rounding of the output, as a fraction of the output.
         place, index: the place of the worst array, and the index of its worst element.
         got, expected: the value of this element in the port, and in the original.
         reason: why it was not judged, or another remark; else "".
@@ -97,14 +97,14 @@ class ModuleResult:
             module also "reordered" (the original's numbers in another order), or "unseen" (the original's numbers, but
             the order that is meant is not known).
         order: for "reordered", which parameters are in which order; for "other", which ones differ, if not all do.
-        parameters_of: the name of the original's module that has these parameters, if it is another one; else "".
+        parameters_of: the name of the original's module with these parameters, if it is not `original`; else "".
         own_lines: whether its own lines are wrong: it is wrong even with right outputs of the modules inside it.
-        unpaired: names of the modules inside it that have no original; their code counts as its own.
-        among: names of modules inside it, of which one or more are wrong, if it is not known which ones.
+        unpaired: names of the modules inside it that have no original; their code counts as its own lines.
+        among: names of modules inside it of which some are wrong, where it is not known which ones; () else.
         padding: for an equal module, how many rows differ but are not compared: padding (no other row was seen to
             depend on them), and queries without a key.
         uncompared: names of outputs without a known counterpart in the original, and of integers that differ.
-        backward: the verdict on its gradients; None if none were recorded.
+        backward: the verdict on its gradients; None if no gradients were recorded.
         differences: for two recordings, every difference of the call from the original's, in the order of PARTS.
     """
 
