@@ -26,7 +26,7 @@ def run() -> None:
 
 
 def hidden() -> str:
-    """Return in words which package hides a clone's own of the same name; "" if none does, and always in a wheel."""
+    """Return which package is found in place of the clone's of the same name; "" if none, as in a wheel."""
     home = Path(__file__).resolve().parents[1]
     for top in getattr(mha_parity, "PLACES", ()):
         spec = find_spec(top)

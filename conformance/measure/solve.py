@@ -36,7 +36,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """The unknowns that were found (G, U), what is left of each equation (G, E), and which unknowns are determined."""
+    """A solution for each of G starts: unknowns (G, U), residuals (G, E), and which unknowns the equations fix."""
 
     found: NDArray
     left: NDArray

@@ -58,7 +58,7 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """A Line to the processes of frameworks and subjects, one each, during one unit of work.
+    """A `Line` that asks worker processes, one for each framework or subject, during one unit of work.
 
     Use it as a context manager: at the end the processes become idle.
 

@@ -188,8 +188,8 @@ def capture(
         depth: with `modules`, down to which depth (1: the model's direct submodules; None: all).
         only: with `modules`, the names of those to record; wildcards work.
         limit: with `modules`, the most bytes of inputs and outputs.
-        gradients: with `modules`, whether to record gradients too: with respect to each module's outputs, in the one
-            backward pass within the context, and those that the module computes from them.
+        gradients: with `modules`, whether to record the gradients of each module's outputs, inputs and parameters
+            too. The context then has exactly one backward pass.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or if a layer has something that

@@ -74,8 +74,8 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
     """Return bool (B, L), True at rows not to compare (padding; if `other_mask`, queries without a key); or None.
 
-    Rows are padding if changing their inputs changes no other row. A query has no key if its output (such as the mean
-    of all values) does not depend on scores: if it is linear in the module's inputs.
+    Rows are padding if changing their inputs changes no other row. A query counts as without
+    a key if its output is linear in the module's inputs, as the mean of all values is: no softmax took part.
 
     Args:
         exact_on: a function that runs the module on other inputs.

@@ -52,7 +52,7 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """Yield the places of integers and bools in the port's outputs that the original's outputs do not have."""
+    """Yield the key path of each array in `gave`, the port's outputs, that is no equal array of integers in `own`."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)

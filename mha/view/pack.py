@@ -66,14 +66,17 @@ class Pack:
 
 
 def halves(array: NDArray) -> bytes:
-    """Return an array (H, ...) as float16: head by head, low bytes first. Numbers beyond its range become infinite."""
+    """Return an array (H, ...) as bytes of float16: for each head its numbers' low bytes, then their high bytes.
+
+    Numbers beyond the range of float16 become infinite.
+    """
     with np.errstate(over="ignore", under="ignore"):
         narrow = array.astype("<f2")
     return _planes(narrow)
 
 
 def _planes(array: NDArray) -> bytes:
-    """Two-byte numbers (H, ...), head by head, low bytes first."""
+    """Two-byte numbers (H, ...): for each head their low bytes, then their high bytes."""
     pairs = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8).reshape(len(array), -1, 2)
     return pairs.swapaxes(1, 2).tobytes()
 

@@ -151,11 +151,10 @@ class DenseAttentionSubject(FoldedSubject):
 
 
 class InterleavedSubject(GluonSubject):
-    """A base of two subjects: the interleaved operators, called as Sockeye does, time-major.
+    """A base class of the two subjects that call the interleaved operators as Sockeye does, time-major.
 
-    A case has different inputs for queries, keys and values, but the layer has one matrix for several of them. So the
-    whole matrix is applied to each input, and the rows of that input's projection are taken. If all inputs are the
-    same, this is what the layer does.
+    The layer packs several projections into one matrix. As a case has different inputs, the matrix is applied to each
+    input, and the rows of that input's projection are kept. If all inputs are the same, this is what the layer does.
     """
 
     dtypes = ("float32",)

@@ -33,7 +33,7 @@ class Mask(NamedTuple):
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
         past, that no query can attend to.
-    reach: first and stop in NumPy, also if these two are None; None if reading them would wait for a device.
+    reach: bounds (first, stop) in NumPy, where those two are None as well; None if reading would wait for a device.
     is_diagonal: whether the mask excludes exactly what causal with an offset of 0 does.
     only_padding: whether the mask excludes nothing but padding.
     """

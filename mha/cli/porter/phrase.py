@@ -17,7 +17,7 @@ class PhraseOptions(Options):
 
 @options.command(PhraseOptions)
 def phrase(asked: PhraseOptions) -> None:
-    r"""Say in the words of one framework's attention what another's says: construction, call, masks, weights.
+    r"""Translate the use of attention FROM one framework TO another: construction, call, masks, weights.
 
     FROM and TO are names such as torch.nn.MultiheadAttention, keras or jax.nn; without them all are listed.
 

@@ -154,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most pairs in other layers, whose order of calls is the same, have the names of this pair."""
+        """Return whether most other layers that call their modules in the same order pair these two names as well."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
