@@ -27,6 +27,7 @@ from mha.substitution.recorded.ends import Before
 from mha.substitution.recorded.walk import recordings_apart
 from mha.substitution.reports.report import Difference, ModuleResult, WhereReport
 from mha_core import SpecError
+from mha_core.errors import listed
 
 AnyRecording = ModuleRecording | Recording | str | os.PathLike[str]
 
@@ -108,8 +109,15 @@ def modules_apart(
         other = calls[0][partner][calls[1][module].index(position)]
         sides = (original, original.calls[other]), (port, port.calls[position])
         inside = {one: done[one] for one in done if holds(port.calls, position, one)}
-        one = _judged(about, *sides, before, [each.result for each in inside.values()])
+        read = {
+            at: replace(each, result=_with_layer(each.result, known, mate.name))
+            for at, each in inside.items()
+            if each.result.original is None
+        }
+        one = _judged(about, *sides, before, [each.result for _, each in sorted((inside | read).items())])
         one = replace(one, result=_with_layer(one.result, known))
+        if one.result.status in DIFFERENT:
+            done |= read
         if one.result.status == "equal" and (divided := _divided(one, inside, port.calls)):
             done |= divided
             before.parted = any(each.result.status in DIFFERENT for each in done.values())
@@ -177,7 +185,7 @@ class Compared:
 
 
 def _judged(about: ModuleResult, own: Side, other: Side, before: Before, inside: list[ModuleResult]) -> Compared:
-    """Compare one call of a pair of modules; `inside`: the results of the port's calls in it."""
+    """Compare one call of a pair of modules; `inside`: the results of the port's calls in it, in their order."""
     given, gave = _apart(own, other, "given", before).ratio, _apart(own, other, "gave", before)
     if gave.ratio is None:
         return Compared(replace(about, reason="nothing that both gave can be compared"))
@@ -189,11 +197,16 @@ def _judged(about: ModuleResult, own: Side, other: Side, before: Before, inside:
         return Compared(replace(about, status="caused upstream"), gave)
     if any(one.status in ("wrong", "through its parts") for one in inside):
         return Compared(replace(about, status="through its parts"), gave)
-    first = next((one for one in inside if one.status == "caused upstream"), None)
-    where = "" if first is None else f"its own lines are wrong, since what it gives to {first.name} differs already; "
+    first = next((at for at, one in enumerate(inside) if one.status == "caused upstream"), len(inside))
+    alone = [one.name for one in inside[:first] if one.status == "not judged"]
+    outer = tuple(name for name in alone if not name.startswith(tuple(f"{one}{dot}" for one in alone for dot in "./")))
+    where = ""
+    if inside[first:]:
+        others = f", or {listed(outer, 4)}, which was not compared" if outer else ""
+        where = f"its own lines are wrong{others}, since what it gives to {inside[first].name} differs already; "
     own_lines = any(one.status != "not judged" for one in inside)
-    differences = (Difference("outputs", where + gave.words),)
-    return Compared(replace(about, status="wrong", own_lines=own_lines, differences=differences), gave)
+    about = replace(about, status="wrong", own_lines=own_lines, unpaired=outer)
+    return Compared(replace(about, differences=(Difference("outputs", where + gave.words),)), gave)
 
 
 LEAST = 0.01
@@ -220,8 +233,11 @@ def _divided(around: Compared, inside: Mapping[int, Compared], calls: Sequence[M
     reason = f"a line of it stands beside it in the other model: {name} is right with it"
     if len(wrong) > 1:
         reason = f"it and other parts of {name} are written otherwise: {name} is right with them"
-    clear = {"status": "divided otherwise", "reason": reason, "own_lines": False, "differences": ()}
-    return {position: replace(one, result=replace(one.result, **clear)) for position, one in differ.items()}
+
+    def divided(one: ModuleResult) -> ModuleResult:
+        return replace(one, status="divided otherwise", reason=reason, own_lines=False, unpaired=(), differences=())
+
+    return {position: replace(one, result=divided(one.result)) for position, one in differ.items()}
 
 
 def _apart(own: Side, other: Side, which: Literal["given", "gave"], before: Before) -> Distances:
@@ -248,10 +264,17 @@ def _apart(own: Side, other: Side, which: Literal["given", "gave"], before: Befo
     return found
 
 
-def _with_layer(one: ModuleResult, layers: Mapping[str, ModuleResult]) -> ModuleResult:
-    """The result with what the attention layer of its name has wrong by itself: mask, settings, weights or outputs."""
+def _with_layer(one: ModuleResult, layers: Mapping[str, ModuleResult], around: str | None = None) -> ModuleResult:
+    """The result with what the attention layer of its name has wrong by itself: mask, settings, weights or outputs.
+
+    With `around`, a module of the original, a module without an original gets the layer's, if that is inside `around`.
+    """
     layer = layers.get(one.name)
     causes = () if layer is None else [each for each in layer.causes if each.part != "inputs"]
     if layer is None or not causes:
         return one
+    if around is not None:
+        if layer.original is None or (around and not layer.original.startswith((f"{around}.", f"{around}/"))):
+            return one
+        one = replace(one, original=layer.original, original_kind=layer.original_kind, how=layer.how, reason="")
     return replace(one, status="wrong", differences=tuple(causes), parameters=layer.parameters, notes=layer.notes)
