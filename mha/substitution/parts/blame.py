@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+from mha.recordings.modules.numbers import is_constant
 from mha.recordings.modules.recording import ModuleRecording
 from mha.substitution.calls import CallJudgement
 from mha.substitution.mutants.unseen import Unseen
@@ -17,6 +18,7 @@ from mha.substitution.parts.packed import Packed, packed_in
 from mha.substitution.parts.rewritten import Rewritten
 from mha.substitution.parts.runs import RIGHT, Calls, Parts, Ready
 from mha.substitution.reports.report import ModuleResult, Status
+from mha_core.errors import listed
 
 ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
 """The fields of a ModuleResult that say which module it is, and whose parameters it has."""
@@ -213,7 +215,12 @@ class Blame(Parts):
             like = otherwise.get((result.kind, result.original_kind))
             if lines is not None and self._is_other(one) and (self._has_partner(one, lines) or scaled(one, lines)):
                 around = self.modules[lines].name or "the model"
-                reason = f"its parameters are others, and lines of {around}, which differ as well, may make up for that"
+                known = self._known_parameters(one)
+                whose = f"its parameters have the numbers of the original's {listed(known, 3)}"
+                reason = (
+                    f"{whose if known else 'its parameters are others'}, and lines of {around}, which differ as well, "
+                )
+                reason += "may make up for what it gives otherwise" if known else "may make up for that"
                 if self.results[lines].own_lines:
                     before = found.get(lines, self.results[lines])
                     found[lines] = replace(before, among=(*before.among, self.modules[one].name))
@@ -226,6 +233,21 @@ class Blame(Parts):
             found[one] = replace(result, status="not judged", reason=reason)
         self.results |= found
         self.results |= Rewritten(self).verdicts()
+
+    def _known_parameters(self, port: int) -> list[str]:
+        """Return the names of the original's parameters with a module's numbers; [] unless each of its own has one."""
+        original = self.pairs.original_of(port)
+        own = {} if original is None else self.own.modules[original].parameters
+        numbers = {one.numbers for one in own.values()}
+        name = "" if original is None else self.own.modules[original].name
+        every = sorted(self.own.modules[0].parameters.items(), key=lambda item: not item[0].startswith(name))
+        found = []
+        for one in self.recording.modules[port].parameters.values():
+            same = next((name for name, other in every if other.numbers == one.numbers), None)
+            if same is None or not one.numbers.known or (is_constant(one.numbers) and one.numbers not in numbers):
+                return []
+            found.append(same)
+        return found
 
     def _has_partner(self, part: int, around: int) -> bool:
         """Return whether a module around a part has another one with other parameters, or with some and no original."""

@@ -66,6 +66,22 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
     return Apart(size, mean, found)
 
 
+def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
+    """Return the smallest root mean square of b - a in a slice along any axis but the last, where `counts` is True.
+
+    >>> least_slice(np.zeros((2, 3)), np.array([[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]]))
+    0.0
+    """
+    here = np.broadcast_to(True if counts is None else counts, a.shape)
+    with np.errstate(all="ignore"):
+        far = np.where(here, np.square(a.astype(np.float64) - b), 0.0)
+        found = [np.sqrt(far.sum() / here.sum())]
+        for axis in range(a.ndim - 1):
+            rest = tuple(other for other in range(a.ndim) if other != axis)
+            found.append(np.nanmin(np.sqrt(far.sum(axis=rest) / here.sum(axis=rest))))
+    return float(np.min(found))
+
+
 @dataclass(frozen=True)
 class Allowance:
     """An allowed distance of the inputs of two paired layers, relative to their size.

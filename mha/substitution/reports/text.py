@@ -264,7 +264,9 @@ def _difference(one: ModuleResult, each: Difference, names: list[str]) -> str:
 
 def _last_of_recordings(report: WhereReport) -> str:
     calls = [one for one in report.results if one.status != "not judged"]
-    many = f"{len(calls)} pair{'s' * (len(calls) != 1)}"
+    divided = tuple(_name(one.name) for one in calls if one.status == "divided otherwise")
+    count = len(calls) - len(divided) * report.equal
+    many = f"{count} pair{'s' * (count != 1)}"
     if report.first is not None:
         one, each = report.first
         name = f" ({each.name})" if each.name else ""
@@ -273,9 +275,9 @@ def _last_of_recordings(report: WhereReport) -> str:
     if report.uncovered:
         return f"Open: {many} agree, and {_some(report.uncovered)} has no partner."
     behind = "".join(f" {note}" for note in report.notes if BEHIND in note)
-    return (
-        f"Equal: {many} agree, in inputs, masks, settings, weights and outputs{behind and ' of projections'}.{behind}"
-    )
+    up_to = " of projections" if behind else ""
+    behind += f" Divided otherwise, and right with the lines around: {_some(divided)}." if divided else ""
+    return f"Equal: {many} agree, in inputs, masks, settings, weights and outputs{up_to}.{behind}"
 
 
 def _backward(one: ModuleResult) -> str:
