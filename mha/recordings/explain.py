@@ -348,19 +348,22 @@ def _two_items_each(recording: Recording) -> Recording:
     return replace(recording, calls=tuple(calls))
 
 
-def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
+def intended(
+    recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
+) -> tuple[Recording, list[str]]:
     """Return the recording with a file's weights in its layers, and lines that name the weights that differ.
 
     Args:
         recording: calls of one or more ported layers.
         path: a file of canonical weights of one or more layers, or a recording of the original. Its layers are matched
             by name, or in their order if the names differ.
+        original: what `meant_by` returns of that file. None: it is read.
 
     Raises:
         SpecError: the file holds neither weights nor a recording, or its layers do not fit.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
-    original = meant_by(path, recording)
+    original = meant_by(path, recording) if original is None else original
     theirs = (
         original.layers if isinstance(original, Meant) else {x.name: (x.config, x.weights) for x in original.layers}
     )
