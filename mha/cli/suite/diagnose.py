@@ -262,10 +262,9 @@ def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator
     """Yield what nothing said of the layers, for each such settings once: as far as a diagnosis gives their numbers, as
     that takes it.
     """
-    from mha.projections.said import read_otherwise
     from mha.recordings.explain import INVERTED
 
-    otherwise = {name for one in found for name in one.otherwise}
+    otherwise = {name: turn for one in found for name, turn in one.otherwise.items()}
     given = {
         name
         for one in found
@@ -276,7 +275,8 @@ def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator
     lines = dict[str, str]()
     for call in recording.calls:
         name = recording.layers[call.layer].name
-        words = (name in otherwise and read_otherwise(call.assumed)) or call.assumed
+        turn = otherwise.get(name)
+        words = (turn and turn(call.assumed)) or call.assumed
         if words:
             lines.setdefault(words, (TAKEN if name in given else ASSUMED).format(name or "the layer", words))
     yield from lines.values()

@@ -15,7 +15,7 @@ from conformance.zoo.registry import select
 from mha import Recording
 from mha.cli.main import main
 from mha.formats.readers.safetensors import create
-from mha.projections.said import MEANT
+from mha.projections.said import MEANT, causal_otherwise, read_otherwise
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
@@ -128,7 +128,7 @@ def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was
     read = replace(wrong, calls=tuple(calls))
     assumed = f"batch_first=True, keep {MEANT[False]}"
     guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
-    assert [one.otherwise for one in explain_layers(guessed)] == [("",)]
+    assert [one.otherwise for one in explain_layers(guessed)] == [{"": read_otherwise}]
     (found,) = explain(guessed)
     assert [one.name for one in found.explanations] == ["merge-without-transpose"]
     for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
@@ -337,6 +337,24 @@ def test_of_right_layers_all_calls_are_told_together():
     (found,) = explain_layers(layers_with("", ""))
     ((names, diagnosis),) = found.found
     assert names == diagnosis.passing == ("blocks.0", "blocks.1")
+
+
+def test_a_layer_that_nothing_explains_may_be_causal_if_nobody_said_that_it_is_not(tmp_path, monkeypatch):
+    """A causal mask with an error of its own is no reading of a layer, which was then taken not to be causal."""
+    monkeypatch.setattr(explained, "_bugs_for", lambda recording: select(("scale-missing", "causal-one-ahead")))
+    wrong = recording_of(layer_of(), *select(("causal-one-ahead",)), masks=MASKS[2:], alike=True)
+    (call,) = wrong.calls
+    call = replace(call, inputs=replace(call.inputs, mask=AttentionMask()))
+    said, path = replace(wrong, calls=(call,)), tmp_path / "port.safetensors"
+    assert not explain(said)[0].explanations
+    replace(said, calls=(replace(call, assumed="causal=False, by_head=False"),)).save(path)
+    (found,) = explain_layers(Recording.load(path))
+    assert found.otherwise == {"": causal_otherwise}
+    ((_, diagnosis),) = found.found
+    assert [one.name for one in diagnosis.explanations] == ["causal-one-ahead"]
+    printed = " ".join(CliRunner().invoke(main, ["diagnose", str(path)]).output.split())
+    assert printed.startswith("Of the layer nothing said this: causal=True, by_head=False. It is taken so:")
+    assert "A causal query sees one place ahead" in printed
 
 
 # A wrong port, judged by what was ported ------------------------------------------------------------------
