@@ -37,7 +37,7 @@ from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
 from mha_core.errors import install_command, listed, meant, one_line, shown
-from mha_core.files.mistaken import spec_meant
+from mha_core.files.mistaken import OF_THE_PROJECT, spec_meant
 from mha_core.files.shadow import hidden
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
@@ -260,7 +260,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
             raise SpecError(f"{where}: {'; '.join(hiding)}. {said[0].upper()}{said[1:]}") from error
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            files = [one.stem for one in Path.cwd().glob("*.py")]
+            files = [one.stem for one in Path.cwd().glob("*.py") if one.stem not in OF_THE_PROJECT]
             raise SpecError(
                 f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages"
                 f"{meant(missing, files) or advice}"

@@ -22,7 +22,7 @@ from mha.convert.job import Job, by_recording, command_of, settle
 from mha.convert.original import load_recorded, pair
 from mha.convert.proof import recording_of
 from mha.convert.verify import SideResult, verify_sides
-from mha.formats import FORMATS, Checkpoint, Format, create, format_of, framework_of, open_checkpoint
+from mha.formats import FORMATS, SUFFIXES, Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, caveats, choose, find_layers, readings, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
@@ -276,7 +276,14 @@ def check_choices(
     name: str, out: Path, from_layout: str | None = None, dtype: str | None = None
 ) -> tuple[Layout, Format]:
     """Return the layout to write and the format of the file. SpecError if there is none, or they don't go together."""
-    target, form = get(name), format_of(out)
+    target = get(name)
+    fitting = [one for one in FORMATS if _go_together(one, target) and not one.readable_only]
+    endings = ", ".join(suffix for one in fitting for suffix in one.suffixes if not one.layouts or name in one.layouts)
+    if not out.name.endswith(SUFFIXES):
+        raise SpecError(
+            f"{shown(out.name)}: the suffix names no format that is known; files for layout {name!r} end in {endings}"
+        )
+    form = format_of(out)
     if from_layout is not None:
         get(from_layout)
     if dtype is not None:
@@ -287,16 +294,17 @@ def check_choices(
         raise SpecError(
             f"layout {target.name!r} has no place in a {form.name} file (those that have: {', '.join(form.layouts)})"
         )
-    if form.framework and target.framework and form.framework != target.framework:
-        fitting = [one for one in FORMATS if one.framework in ("", target.framework) and not one.readable_only]
-        endings = ", ".join(
-            suffix for one in fitting for suffix in one.suffixes if not one.layouts or name in one.layouts
-        )
+    if not _go_together(form, target):
         raise SpecError(
             f"layout {name!r} is of {target.framework}, and {out.name} is by its ending a file of {form.framework}; "
             f"files for this layout end in {endings}"
         )
     return target, form
+
+
+def _go_together(form: Format, layout: Layout) -> bool:
+    """Whether a file of this format may hold a layer of this layout, as far as frameworks go."""
+    return not (form.framework and layout.framework) or form.framework == layout.framework
 
 
 def _to_prefix(prefix: str, layout: Layout, target: Layout, index: int, wish: str | None, *, every: bool) -> str:

@@ -172,8 +172,18 @@ def _read_otherwise(
     weights: Weights,
     precision: Precision,
 ) -> str:
-    """Return what gives the recorded calls, in a sentence: another number of heads, or matrices transposed."""
+    """Return what gives the recorded calls, in a sentence: the other causality, another number of heads, or matrices
+    transposed.
+    """
     ranked = []
+    for masks in readings:
+        causal = {call.inputs[mask].mask.causal for call, mask in zip(layer.calls, masks, strict=True)}
+        if len(causal) == 1:
+            was = causal.pop()
+            calls = [(_turned(call, mask), mask) for call, mask in zip(layer.calls, masks, strict=True)]
+            far = max(_distance(call, mask, config, weights) for call, mask in calls)
+            said = f"causal={not was}, not {was} as in the record"
+            ranked.append((far, config, weights, said, calls))
     for other, held, said in _other_readings(config, weights):
         for masks in readings:
             with suppress(SpecError):  # a mask of each head does not fit other numbers of heads
@@ -187,6 +197,13 @@ def _read_otherwise(
     return (
         "\nIf matrices may be transposed, packed or ordered in another way: --infer finds how, from one recorded call"
     )
+
+
+def _turned(call: OriginalCall, mask: str) -> OriginalCall:
+    """The call with that mask alone, causal if it was not, and not if it was."""
+    inputs = call.inputs[mask]
+    other = replace(inputs, mask=replace(inputs.mask, causal=not inputs.mask.causal))
+    return replace(call, inputs={mask: other})
 
 
 def _distance(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights) -> float:

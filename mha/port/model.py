@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.formats import SUFFIXES
+from mha.formats.folder import weights_in
 from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import FILE, contradiction
 from mha.models.decoders import read_config
@@ -303,10 +307,11 @@ def content_of(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json. SpecError if there is none, or it names no model."""
     content = _json(folder / FILE)
     if not (folder / FILE).is_file():
-        raise SpecError(
-            f"{folder} has no {FILE}; it must be a model's folder as save_pretrained writes it; weights alone are "
-            f"read by `mha convert {folder} --list`"
+        there = sorted(weights_in(os.listdir(folder), SUFFIXES)) if folder.is_dir() else []
+        read = (
+            f"; weights alone are read by `mha convert {shlex.quote(str(folder / there[0]))} --list`" if there else ""
         )
+        raise SpecError(f"{folder} has no {FILE}; it must be a model's folder as save_pretrained writes it{read}")
     if not isinstance(content.get("model_type"), str):
         raise SpecError(f"{folder / FILE} names no model_type")
     return content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Protocol
@@ -87,8 +87,10 @@ class ProjectedLayer:
         said: the names of its projections, and how they are used.
         judge: a function that compares a call with the reference.
         sure: True if the user said where the projections are; False if they were found by their names.
+        others: the layers of the same model, this one among them as soon as it is there.
 
     Attributes:
+        taken: the reading that was taken of a call though the reference confirmed none; None if there was no such call.
         differs: whether a call was refused because the reference gives other numbers and `sure` is False. If `sure`,
             such a call is recorded, with a note of doubt.
 
@@ -99,7 +101,18 @@ class ProjectedLayer:
     open = True
     """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
 
-    def __init__(self, hooks: Parts, name: str, layer: Any, said: Projections, *, judge: Judge, sure: bool) -> None:
+    def __init__(
+        self,
+        hooks: Parts,
+        name: str,
+        layer: Any,
+        said: Projections,
+        *,
+        judge: Judge,
+        sure: bool,
+        others: Sequence[ProjectedLayer] = (),
+    ) -> None:
+        self.others = others
         self.hooks, self.name, self.said, self.judge, self.sure = hooks, name, said, judge, sure
         self.kind = kind_of(layer)
         inside = {own: part for own, part in hooks.modules_in(layer) if hooks.projects(part)}
@@ -113,6 +126,7 @@ class ProjectedLayer:
         self.parts = {own: Part(self, own, inside[own]) for own in said.names}
         self.num_heads = said.num_heads or heads_of(layer)
         self.settled: _Reading | None = None
+        self.taken: _Reading | None = None
         self.doubt = ""
         self.differs = False
         self.beyond = False
@@ -130,13 +144,12 @@ class ProjectedLayer:
             if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
                 raise SpecError(f"its projection {name!r} was called {len(seen)} {OFTEN}")
         found: list[tuple[_Reading, ReadCall]] = []
-        nearest: tuple[float, str] = (np.inf, "")
-        closest: tuple[_Reading, ReadCall] | None = None
+        refused, near = "", dict[_Reading, tuple[float, str, ReadCall]]()
         for reading in self._readings():
             try:
                 read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
             except SpecError as error:
-                nearest = nearest if nearest[1] else (np.inf, str(error))
+                refused = refused or str(error)
                 continue
             masks = list(self._masks(read, arguments))
             for mask in masks:
@@ -150,27 +163,37 @@ class ProjectedLayer:
                 unused = _source(mask) is None and any(map(_source, masks))
                 odd = (not reading.batch_first) + unused + _empties(mask, call)
                 far = off * UNUSUAL**odd
-                if (far < nearest[0] or closest is None) and not unlikely:  # a NaN is infinitely far off
-                    nearest, closest = (far, reason or words), (reading, call)
+                if not unlikely and (reading not in near or far < near[reading][0]):  # a NaN is infinitely far off
+                    near[reading] = far, reason or words, call
                 if reason is None:
                     found.append((reading, call))
-        scale = self._other_scale(closest[1]) if closest is not None and not found else ""
-        nearest = (nearest[0], nearest[1] + scale)
+        closest = self._closest(near)
+        words = refused if closest is None else near[closest][1]
+        scale = self._other_scale(near[closest][2]) if closest is not None and not found else ""
         if not found and self.sure and closest is not None:
-            self.doubt = f"it differs from its own weights: {nearest[1]}"
+            self.doubt = f"it differs from its own weights: {words}{scale}"
             self._look_beyond(output, calls[self.said.output][0][1])
-            assumed = "" if scale else self._assumed(*closest, arguments)
+            call = near[closest][2]
+            assumed = "" if scale else self._assumed(closest, call, arguments)
             self.doubt += f" (assumed: {assumed}; say it in mha.Projections)" if assumed else ""
-            return closest[1]._replace(assumed=assumed)
+            self.taken = closest
+            return call._replace(assumed=assumed)
         if not found:
             self.differs = closest is not None
-            raise SpecError(f"it does not compute the definition from these projections: {nearest[1]}")
+            raise SpecError(f"it does not compute the definition from these projections: {words}{scale}")
         if len(found) > 1:
             said = " and ".join(_words(reading, call) for reading, call in found[:2])
             raise SpecError(f"its call fits more than one reading ({said}); say which, or record a longer call")
         self.settled, call = found[0]
         self._look_beyond(output, calls[self.said.output][0][1])
         return call
+
+    def _closest(self, near: Mapping[_Reading, tuple[float, str, ReadCall]]) -> _Reading | None:
+        """Return the nearest reading, but that of another layer of this class before all others: a class has one."""
+        alike = [one for one in self.others if one.kind == self.kind]
+        known = [*(one.settled for one in alike), *(one.taken for one in alike)]
+        same = next((one for one in known if one in near), None)
+        return same or min(near, key=lambda one: near[one][0], default=None)
 
     def _other_scale(self, call: ReadCall) -> str:
         """Return which other scale of the scores gives a call, as the end of a message; "" if none that is tried."""

@@ -24,6 +24,18 @@ def read_otherwise(assumed: str) -> str:
     return next((assumed.replace(MEANT[own], MEANT[not own]) for own in MEANT if MEANT[own] in assumed), "")
 
 
+def causal_otherwise(assumed: str) -> str:
+    """Return the text `assumed` with the opposite of its `causal`; "" if it says nothing about that.
+
+    >>> causal_otherwise("causal=False, batch_first=True"), causal_otherwise("batch_first=True")
+    ('causal=True, batch_first=True', '')
+    """
+    return next(
+        (assumed.replace(f"causal={own}", f"causal={not own}") for own in (True, False) if f"causal={own}" in assumed),
+        "",
+    )
+
+
 LINEN = (
     "Modules of Flax linen are made in the call, and can't be recorded by their projections. `mha check --new mine.py "
     "--framework jax` writes a file to put its code into, and `mha check --subject` finds the cause"

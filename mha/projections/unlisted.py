@@ -86,7 +86,9 @@ class Unlisted:
             return None
         self._found[name] = found
         try:
-            layer = ProjectedLayer(self._hooks, name, module, found, judge=self._judge, sure=said is not None)
+            layer = ProjectedLayer(
+                self._hooks, name, module, found, judge=self._judge, sure=said is not None, others=self.layers
+            )
         except SpecError as error:
             if said is not None:
                 raise

@@ -25,7 +25,7 @@ from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-from mha.projections.said import read_otherwise
+from mha.projections.said import causal_otherwise, read_otherwise
 from mha.recordings.function_bugs import bugs_of_functions
 from mha.recordings.meant import Meant, meant_by
 from mha.recordings.origins import DIAGNOSED, WeightIndex, what_it_is
@@ -67,17 +67,20 @@ def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     return (*own, *bugs_of_lowest(recording), *zoo, *bugs_of_functions(recording), *packing_bugs())
 
 
+Otherwise = Callable[[str], str]
+"""What returns the words of an assumption with its opposite, or "" if the words are of something else."""
+
 INVERTED = frozenset(("mask-inverted", "mask-inverted-added", "mask-inverted-filled", "allowed-inverted"))
 """Bugs on file that read a mask the wrong way round."""
 
 
 def _searched(
     recording: Recording, dtype: str, ids: Collection[str], bugs: Sequence[Bug], progress: Callable[[str], None]
-) -> tuple[Diagnosis, bool]:
-    """The diagnosis of some calls, and whether it is by masks that are read the other way round.
+) -> tuple[Diagnosis, Otherwise | None]:
+    """The diagnosis of some calls, and which assumption it has otherwise than the recording, if any.
 
-    Where nobody said how a layer reads its mask and no reading gives what it gave, the other reading is as good, and
-    what it makes of the layer is said if that takes less bugs.
+    Where nobody said how a layer reads its mask, or whether it is causal, and no reading gives what it gave, the other
+    reading is as good, and what it makes of the layer is said if that takes less bugs.
     """
 
     def diagnosed(of: Recording) -> Diagnosis:
@@ -96,16 +99,16 @@ def _searched(
     found = diagnosed(recording)
     each = [one.bugs for one in found.explanations]
     inverted = [any(bug.id in INVERTED for bug in some) for some in each]
-    if (
-        any(read_otherwise(call.assumed) for call in recording.calls)
-        and each
-        and all(inverted)
-        and min(map(len, each)) > 1
-    ):
-        second = diagnosed(_masks_read_otherwise(recording))
-        if second.explanations and min(len(one.bugs) for one in second.explanations) < min(map(len, each)):
-            return second, True
-    return found, False
+    others: list[Otherwise] = [read_otherwise] if each and all(inverted) else []
+    others += [causal_otherwise] if found.failing else []
+    for otherwise in others if _fewest(found) > 1 else ():
+        if any(
+            otherwise(call.assumed) for call, name in zip(recording.calls, recording.names, strict=True) if name in ids
+        ):
+            second = diagnosed(_taken_otherwise(recording, otherwise))
+            if _fewest(second) < _fewest(found):
+                return second, otherwise
+    return found, None
 
 
 def _read(wanted: Expected, dtype: str) -> Located | None:
@@ -151,14 +154,17 @@ def _with_padding(bug: Bug) -> Bug:
     return bug if "padding" in bug.forward or not bug.forward else replace(bug, forward={**as_it_is, **bug.forward})
 
 
-def _masks_read_otherwise(recording: Recording) -> Recording:
-    """The recording with masks of True for keys that are excluded, in place of allowed ones, where that is assumed."""
+def _taken_otherwise(recording: Recording, otherwise: Otherwise) -> Recording:
+    """The recording with the opposite of an assumption, in the calls where it is assumed."""
     calls = []
     for call in recording.calls:
         mask = call.inputs.mask
-        if mask.allowed is not None and read_otherwise(call.assumed):
-            inputs = replace(call.inputs, mask=replace(mask, allowed=~np.asarray(mask.allowed, dtype=bool)))
-            call = replace(call, inputs=inputs, assumed=read_otherwise(call.assumed))
+        if assumed := otherwise(call.assumed):
+            if otherwise is causal_otherwise:
+                mask = replace(mask, causal=not mask.causal)
+            elif mask.allowed is not None:
+                mask = replace(mask, allowed=~np.asarray(mask.allowed, dtype=bool))
+            call = replace(call, inputs=replace(call.inputs, mask=mask), assumed=assumed)
         calls.append(call)
     return replace(recording, calls=tuple(calls))
 
@@ -182,7 +188,8 @@ class LayersExplained:
             They are not judged.
         beyond: name of a layer that differs, but for which no bug was searched -> the pattern of its calls. The bugs in
             `found` do not explain it, and there were MOST searches before, or MOST_IN_VAIN in vain.
-        otherwise: names of layers in `found` whose masks hide the keys that they were taken to allow.
+        otherwise: name of a layer in `found` whose masks hide the keys that they were taken to allow, or that is causal
+            and was taken not to be, or the reverse -> the function that gives the words for that.
         by_weights: names of layers in `found` that are right, judged by the weights that they hold.
     """
 
@@ -190,7 +197,7 @@ class LayersExplained:
     right: tuple[str, ...] = ()
     after_nan: tuple[str, ...] = ()
     beyond: Mapping[str, str] = field(default_factory=dict)
-    otherwise: tuple[str, ...] = ()
+    otherwise: Mapping[str, Otherwise] = field(default_factory=dict)
     by_weights: tuple[str, ...] = ()
 
 
@@ -218,7 +225,7 @@ def explain_layers(
 def _by_layer(
     recording: Recording, dtype: str, calls: dict[str, list[Case]], progress: Callable[[str], None]
 ) -> LayersExplained:
-    turned: dict[str, bool] = {}
+    turned: dict[str, Otherwise | None] = {}
 
     def searched(names: Sequence[str], bugs: Sequence[Bug]) -> Diagnosis:
         found, otherwise = _searched(
@@ -235,7 +242,7 @@ def _by_layer(
     wrong = [name for name in wrong if name not in after_nan]
     if not after_nan and (not wrong or len(calls) == 1):
         alone = ((tuple(calls), searched(tuple(calls), zoo)),)
-        return LayersExplained(alone, otherwise=tuple(name for name in calls if turned[name]))
+        return LayersExplained(alone, otherwise={name: turn for name, turn in turned.items() if turn})
     right = tuple(name for name in calls if name not in (*wrong, *after_nan))
     groups: list[tuple[tuple[str, ...], Diagnosis]] = []
     while wrong and len(groups) < MOST and sum(not one.explanations for _, one in groups) < MOST_IN_VAIN:
@@ -248,7 +255,7 @@ def _by_layer(
         wrong = [name for name in wrong if name not in names]
     ids = {name: [case.id for case in calls[name]] for name in wrong}
     beyond = {name: own[0] if len(own) == 1 else f"{own[0].rpartition('#')[0]}#*" for name, own in ids.items()}
-    otherwise = tuple(name for names, _ in groups for name in names if turned[name])
+    otherwise = {name: turn for names, _ in groups for name in names if (turn := turned[name])}
     return LayersExplained(tuple(groups), right, after_nan, beyond, otherwise)
 
 
@@ -348,19 +355,22 @@ def _two_items_each(recording: Recording) -> Recording:
     return replace(recording, calls=tuple(calls))
 
 
-def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
+def intended(
+    recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
+) -> tuple[Recording, list[str]]:
     """Return the recording with a file's weights in its layers, and lines that name the weights that differ.
 
     Args:
         recording: calls of one or more ported layers.
         path: a file of canonical weights of one or more layers, or a recording of the original. Its layers are matched
             by name, or in their order if the names differ.
+        original: what `meant_by` returns of that file. None: it is read.
 
     Raises:
         SpecError: the file holds neither weights nor a recording, or its layers do not fit.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
-    original = meant_by(path, recording)
+    original = meant_by(path, recording) if original is None else original
     theirs = (
         original.layers if isinstance(original, Meant) else {x.name: (x.config, x.weights) for x in original.layers}
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,22 @@ from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import find_layers, readings
 from mha.formats.layer import read_layer
 from mha.formats.stacked import open_layers
+from mha.models.beside import beside_file
 from mha.recordings.recording import RecordedLayer, Recording, is_recording
 from mha.recordings.replay import check_reproduced
 from mha_core import AttentionConfig, SpecError
-from mha_core.dtypes import round_to
-from mha_core.errors import shown
+from mha_core.dtypes import divisors, round_to
+from mha_core.errors import listed, shown
 from mha_core.files.mistaken import near_file
-from mha_core.layouts import get
+from mha_core.layouts import config_of, get
+from mha_core.layouts.layout import COUNTS_SHOWN
 from mha_core.weights import Weights, check_weights
 
 SAY = "`mha convert {} --from {} --all --moved --num-heads {} --to canonical --out FILE` makes a file that says it"
+
+
+BY_HEADS = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
+"""The settings that the number of heads decides, for weights of given shapes."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +39,27 @@ class Meant:
     Attributes:
         layers: name -> config and weights.
         doubt: if the arrays' names fit several layouts, a line with these and the one that was used; else "".
+        unsaid: if nothing says how many heads a layer has, so that the recorded number was used, a line with it; "" if
+            something does, or no other number fits.
     """
 
     layers: Mapping[str, tuple[AttentionConfig, Weights]]
     doubt: str = ""
+    unsaid: str = ""
 
 
-def meant_by(path: str | os.PathLike[str], recorded: Recording) -> Recording | Meant:
+def meant_by(path: str | os.PathLike[str], recorded: Recording, *, num_heads: int | None = None) -> Recording | Meant:
     """Return what a file says of the original layers: a Recording, or the weights of each layer.
 
-    Weights do not say how many heads there are; that is taken from the layers in `recorded`.
+    Args:
+        path: the file.
+        recorded: the layers that were recorded.
+        num_heads: how many heads the original layers have. None: as the file or the config.json beside it says; else
+            as the layers in `recorded` have, which is in doubt then.
 
     Raises:
-        SpecError: the file is neither, or is a recording whose outputs are not those of its weights.
+        SpecError: the file is neither, says another number of heads than `num_heads`, or is a recording whose outputs
+            are not those of its weights.
         FileNotFoundError: there is no such file.
     """
     if not Path(path).exists():  # weights are as good as a recording
@@ -58,8 +72,9 @@ def meant_by(path: str | os.PathLike[str], recorded: Recording) -> Recording | M
         with open_layers(os.fspath(path)) as checkpoint:
             known = bool(find_layers(checkpoint))
             found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
-            meant = Meant(found) if found else _with_heads_of(checkpoint, recorded)
+            meant = Meant(found) if found else _of_weights(checkpoint, recorded, num_heads)
         if meant.layers:
+            _check_heads(path, num_heads, (config for config, _ in meant.layers.values()))
             return meant
         sizes = "the sizes that were recorded" if known else "a layout that is known (mha convert --layouts)"
         made = f"`mha convert {shown(path)} --all --moved --num-heads H --to canonical --out FILE` makes of it"
@@ -67,10 +82,18 @@ def meant_by(path: str | os.PathLike[str], recorded: Recording) -> Recording | M
             f"{path} holds no config of a layer, and no layer of {sizes}: give a recording of the original"
             + f", or what {made}" * known
         ) from None
+    _check_heads(path, num_heads, (layer.config for layer in recording.layers))
     return check_reproduced(recording, path)
 
 
-def _with_heads_of(checkpoint: Checkpoint, recorded: Recording) -> Meant:
+def _check_heads(path: str | os.PathLike[str], asked: int | None, configs: Iterable[AttentionConfig]) -> None:
+    """Raise SpecError if a file says another number of heads than was asked for."""
+    for config in configs:
+        if asked not in (None, config.num_heads):
+            raise SpecError(f"num_heads must be {config.num_heads}, as {shown(path)} says. Got {asked}.")
+
+
+def _of_weights(checkpoint: Checkpoint, recorded: Recording, num_heads: int | None) -> Meant:
     """The layers of a file of weights, with the settings of the recorded layers of their names, or of all if alike.
 
     Raises:
@@ -78,19 +101,25 @@ def _with_heads_of(checkpoint: Checkpoint, recorded: Recording) -> Meant:
     """
     settings = {layer.name: layer.config for layer in recorded.layers}
     held = {layer.name: [layer] for layer in recorded.layers}
-    found, taken, others = {}, dict[str, None](), dict[str, None]()
+    beside, _ = beside_file(checkpoint.path)
+    found, taken, others, unsaid = {}, dict[str, None](), dict[str, None](), dict[str, None]()
     for layer in find_layers(checkpoint):
         config = settings.get(layer.prefix, next(iter(settings.values())) if len({*settings.values()}) == 1 else None)
         if config is None:
             continue
-        heads, groups, read = config.num_heads, config.num_kv_heads, dict[str, Weights]()
+        said = beside.heads(layer.prefix) if beside is not None and not beside.of_other_file else None
+        heads = said[1] if said else num_heads or config.num_heads
+        groups = config.num_kv_heads if heads == config.num_heads else None
+        read = dict[str, tuple[AttentionConfig, Weights]]()
         for layout, *_ in readings(layer):
+            known = {} if layout.carries_heads else {"num_heads": heads, "num_kv_heads": groups}
             with suppress(SpecError):  # a layer of other sizes
-                weights = read_layer(checkpoint, layout, layer.prefix, num_heads=heads, num_kv_heads=groups)[1]
-                read[layout.name] = check_weights(config, weights)
+                own, weights, _ = read_layer(checkpoint, layout, layer.prefix, **known)
+                sized = replace(config, **{name: getattr(own, name) for name in BY_HEADS})
+                read[layout.name] = sized, check_weights(sized, weights)
         if not read:
             return Meant({})
-        alike = {name: _alike(weights, held.get(layer.prefix, recorded.layers)) for name, weights in read.items()}
+        alike = {name: _alike(weights, held.get(layer.prefix, recorded.layers)) for name, (_, weights) in read.items()}
         best = [name for name in read if alike[name] == max(alike.values())]
         if len(best) > 1:
             raise SpecError(
@@ -98,19 +127,36 @@ def _with_heads_of(checkpoint: Checkpoint, recorded: Recording) -> Meant:
                 f"{' or '.join(best)}, and the recorded layers hold neither more than the other: "
                 + SAY.format(shown(checkpoint.path), best[0], heads)
             )
-        found[layer.prefix] = (config, read[best[0]])
+        found[layer.prefix] = read[best[0]]
+        if not said and num_heads is None and not get(best[0]).carries_heads:
+            unsaid |= dict.fromkeys(_unsaid(*read[best[0]], shown(checkpoint.path)))
         if read.keys() - best:
             taken[best[0]] = None
             others |= dict.fromkeys(name for name in read if name not in best)
     if not taken:
-        return Meant(found)
+        return Meant(found, unsaid="\n".join(unsaid))
     path, both = shown(checkpoint.path), " or ".join((*taken, *others))
     other = SAY.format(path, next(iter(others)), heads)
     return Meant(
         found,
         f"Names do not tell which layout {path} has, {both}: taken is {' and '.join(taken)}, by which the recorded "
         f"layers hold its weights. If the original has {' or '.join(others)}: {other}.",
+        "\n".join(unsaid),
     )
+
+
+def _unsaid(config: AttentionConfig, weights: Weights, path: str) -> Iterator[str]:
+    """Yield a line if layers of other numbers of heads have weights of these shapes."""
+    fitting = []
+    for count in divisors(len(weights["q_proj.weight"])):
+        with suppress(SpecError):
+            fitting += [str(config_of(weights, num_heads=count).num_heads)] * (count != config.num_heads)
+    if fitting:
+        yield (
+            f"num_heads={config.num_heads} is the recording's own: nothing in {path} confirms it "
+            f"({listed(fitting, COUNTS_SHOWN)} would fit as well). Say --num-heads, or give a recording of "
+            "the original."
+        )
 
 
 def _alike(weights: Weights, layers: Iterable[RecordedLayer]) -> int:

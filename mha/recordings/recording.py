@@ -173,7 +173,8 @@ class Recording:
         """Return this recording with `intended` weights in place of the recorded ones.
 
         The recorded outputs are then compared with those of the intended weights, so that a wrong port is judged by the
-        original model's weights. These are rounded to the dtype in which the layer holds its own.
+        original model's weights. These are rounded to the dtype in which the layer holds its own. Of a layer that has
+        another number of heads only the output can be compared.
 
         Args:
             intended: name of a layer -> config and canonical weights. Other layers stay as they are.
@@ -190,7 +191,12 @@ class Recording:
             config, weights = intended.get(layer.name, (layer.config, layer.weights))
             rounded = {name: round_to(array, layer.held_in) for name, array in weights.items()}
             layers.append(replace(layer, config=config, weights=check_weights(config, rounded)))
-        return replace(self, layers=tuple(layers))
+        alike = [a.config.num_heads == b.config.num_heads for a, b in zip(self.layers, layers, strict=True)]
+        calls = [
+            call if alike[call.layer] else replace(call, outputs={"output": call.outputs["output"]})
+            for call in self.calls
+        ]
+        return replace(self, layers=tuple(layers), calls=tuple(calls))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the file atomically. Raises SpecError if it exists already, unless `overwrite`."""

@@ -14,6 +14,9 @@ from mha_core.files.tensorfile import looks_like
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".msgpack", ".npz", ".params", ".safetensors")
 """Suffixes of files of weights."""
 
+OF_THE_PROJECT = ("conftest", "noxfile", "setup")
+"""Names of modules that hold no layer: tools of a project read them."""
+
 TO_RECORD = 'a recording is written in Python: with mha.capture(model, "calls.safetensors"): model(x)'
 
 MOST = 4
@@ -105,15 +108,16 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 
 def near_file(path: Path) -> str:
-    """Return the end of a message that names the existing file which a wrong path may mean; "" if there is none.
+    """Return the end of a message that names the file of weights or calls that a wrong path may mean; "" for none.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = [Path(folder, name).touch() for name in ("call.npz", "port.npz")]
+    ...     _ = [Path(folder, name).touch() for name in ("call.npz", "port.npz", "models.py")]
     ...     near_file(Path(folder, "calls.npz")), near_file(Path(folder, "model.npz"))
     ('; did you mean call.npz?', '')
     """
-    there = {one.stem: one.name for one in path.absolute().parent.glob("*") if one.is_file()}
+    files = (one for one in path.absolute().parent.glob("*") if one.name.endswith((*WEIGHTS, ".index.json")))
+    there = {one.stem: one.name for one in files if one.is_file()}
     found = get_close_matches(path.stem, there, n=1, cutoff=0.75)
     return f"; did you mean {shown(there[found[0]])}?" if found else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 BY_WEIGHTS = "It is right by the weights that it holds, so that these are the cause: see above which differ."
+
+BY_SETTINGS = "It is right by the settings that it has, so that these are the cause: {}."
+
+BY_BOTH = (
+    "It is right by the weights and settings that it has, so that these are the cause: {}; of weights, see above which "
+    "differ."
+)
 
 OWN_WEIGHTS = (
     "That is by the weights that it holds. Of a port: mha diagnose {} --weights ORIGINAL (a recording of the original, "
@@ -57,6 +64,11 @@ class DiagnoseOptions(Apart):
         "--compare/--no-compare",
         default=True,
         help="Whether FILE is compared with what --weights recorded, call by call; else only its weights are used.",
+    )
+    num_heads: int | None = option(
+        "--num-heads",
+        type=click.IntRange(min=1),
+        help="How many heads the layers have whose weights --weights names, if nothing in that file says it.",
     )
     unseen: bool | None = options.unseen("the calls in FILE")
     dtype: str | None = option(
@@ -102,6 +114,8 @@ class DiagnoseOptions(Apart):
                 "--weights belongs to a recording: a subject is given its weights. Record a layer that holds its own: "
                 'mha.capture(model, "calls.safetensors").'
             )
+        if self.weights is None and self.num_heads is not None:
+            raise click.UsageError("--num-heads says what a file of weights does not: it needs --weights FILE")
         if self.file is not None and self.dtype is not None:
             raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
 
@@ -120,22 +134,30 @@ def diagnose(asked: DiagnoseOptions) -> None:
     file with those that it was meant to hold, of weights or a recording of the original, and the calls are
     judged by these. With a recording, both are compared as `mha where` does as well: inputs, masks and outputs.
 
-    Exit status: 0 nothing to explain, 1 it differs, 2 could not run, or a module that looks like attention was not
-    recorded.
+    Weights alone do not say how many heads a layer has: --num-heads does.
+
+    Exit status: 0 nothing to explain, 1 it differs, 2 could not run, a module that looks like attention was not
+    recorded, or nothing says how many heads it was meant to have.
     """
     asked.check()
     if asked.file is None:
         told = _of_subject(str(asked.spec), asked)
         click.echo(told.text if asked.details else "\n".join(told.rows(consoles()[0].width)))
         asked.end(told.status, [told.text])
-    found, compared, left, masks, behind = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
-    texts = [text for one in found for text in _told(one, asked.file, asked.weights)]
+    found, compared, left, masks, behind, unsaid, causes = _of_file(asked.file, asked)
+    texts = [text for one in found for text in _told(one, asked.file, asked.weights, causes)]
+    if unsaid:
+        from conformance.diagnosis.text import NOTHING
+
+        texts = [text.replace(NOTHING, "") for text in texts]
     texts += [behind] if behind else []
     texts = texts if len(masks) != 1 else [OF_ALLOWED.sub(f"{masks[0]} (read as `allowed`)", text) for text in texts]
     click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for one in found for _, diagnosis in one.found)
     if asked.weights is None and not differs:
         click.echo(f"\n{OWN_WEIGHTS.format(asked.file)}")
+    if unsaid:
+        click.echo(f"\nNot proved: {unsaid}")
     if asked.unseen is not False and not differs:
         click.echo(f"\n{_unseen(asked.file, asked.patterns, whole=bool(asked.unseen))}")
     parted = compared is not None and not compared.equal
@@ -143,7 +165,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
         click.echo("\nThat is of its attention, on the inputs and masks that it was given. What differs is said above.")
     if left:
         click.echo(f"\n{left}")
-    asked.end(int(parted or differs) or 2 * bool(left), texts)
+    asked.end(int(parted or differs) or 2 * bool(left or unsaid), texts)
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
@@ -182,24 +204,31 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
 
 
 def _of_file(
-    file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
-) -> tuple[list[LayersExplained], WhereReport | None, str, list[str], str]:
+    file: Path, asked: DiagnoseOptions
+) -> tuple[list[LayersExplained], WhereReport | None, str, list[str], str, str, dict[str, str]]:
     """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; what was
-    not recorded, in a line, or ""; the names of arguments that were read as the mask `allowed`; and what no reference
-    judges, in a line, or "".
+    not recorded, in a line, or ""; the names of arguments that were read as the mask `allowed`; what no reference
+    judges, in a line, or ""; what nothing says of the weights, in a line, or ""; and what `_causes` returns.
     """
     from mha.recordings.explain import explain_layers, intended, of_weights_alone
+    from mha.recordings.meant import Meant, meant_by
     from mha.recordings.recording import Recording
+    from mha_core.errors import shown
 
+    weights, patterns = asked.weights, asked.patterns
     recording = held = Recording.load(file)
     left = "" if recording.coverage is None or patterns else recording.coverage.not_judged
     if recording.coverage is not None and recording.coverage.unread and not left:
         click.echo(f"{recording.coverage.line}.\n")
-    compared = None
+    compared, unsaid, causes = None, "", dict[str, str]()
     if weights is not None:
-        if compare:
-            compared = _compared(recording, weights, patterns)
-        recording, lines = intended(recording, weights)
+        original = meant_by(weights, recording, num_heads=asked.num_heads)
+        if isinstance(original, Meant):
+            unsaid = original.unsaid
+        elif asked.compare:
+            compared = _compared(original, recording, patterns)
+        recording, lines = intended(recording, weights, original)
+        causes = _causes(recording, held, f"{shown(weights)} has" if asked.num_heads is None else "the original has")
         click.echo("\n".join([*lines, ""]))
     with consoles()[1].status("") as status:
         found = explain_layers(recording, patterns=patterns or ("*",), progress=says(status))
@@ -208,17 +237,34 @@ def _of_file(
         click.echo(line)
     masks = [name[1] for call in held.calls if (name := MASK_NAMED.match(call.assumed))]
     behind = recording.not_behind if compared is None else ""
-    return found, compared, left, list(dict.fromkeys(masks)), behind
+    return found, compared, left, list(dict.fromkeys(masks)), behind, unsaid, causes
+
+
+def _causes(meant: Recording, held: Recording, has: str) -> dict[str, str]:
+    """Return name of a layer -> what is said of the settings in which it differs from what it was meant to be.
+
+    Words `has` are "X has", where X says what it was meant to be.
+    """
+    from mha.recordings.origins import WeightIndex
+    from mha.substitution.recorded.weights import layer_differences
+
+    index, causes = WeightIndex(meant.layers), {}
+    for right, own in zip(meant.layers, held.layers, strict=True):
+        found, _ = layer_differences(right, own, index)
+        settings = [one.message.replace("the original's is", has) for one in found if one.part == "config"]
+        if settings:
+            said = BY_SETTINGS if len(settings) == len(found) else BY_BOTH
+            causes[own.name] = said.format("; ".join(settings))
+    return causes
 
 
 def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator[str]:
     """Yield what nothing said of the layers, for each such settings once: as far as a diagnosis gives their numbers, as
     that takes it.
     """
-    from mha.projections.said import read_otherwise
     from mha.recordings.explain import INVERTED
 
-    otherwise = {name for one in found for name in one.otherwise}
+    otherwise = {name: turn for one in found for name, turn in one.otherwise.items()}
     given = {
         name
         for one in found
@@ -229,14 +275,15 @@ def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator
     lines = dict[str, str]()
     for call in recording.calls:
         name = recording.layers[call.layer].name
-        words = (name in otherwise and read_otherwise(call.assumed)) or call.assumed
+        turn = otherwise.get(name)
+        words = (turn and turn(call.assumed)) or call.assumed
         if words:
             lines.setdefault(words, (TAKEN if name in given else ASSUMED).format(name or "the layer", words))
     yield from lines.values()
 
 
-def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:
-    """Return a text for each group of layers that differ alike, and one for the others."""
+def _told(explained: LayersExplained, file: Path, weights: Path | None, causes: Mapping[str, str]) -> list[str]:
+    """Return a text for each group of layers that differ alike, and one for the others; `causes` is of `_causes`."""
     from conformance.diagnosis.brief import NO_CAUSE, describe
     from mha.recordings.recording import NAMED
     from mha_core.errors import listed
@@ -249,7 +296,8 @@ def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[
         alike = f"{names(layers[:1])}, and likewise {names(layers[1:])}:\n" if diagnosis.differs and layers[1:] else ""
         text = alike + describe(diagnosis)
         held = set(layers) <= set(explained.by_weights)
-        texts.append(text.replace(NO_CAUSE, BY_WEIGHTS) if held else text)
+        own = " ".join(dict.fromkeys(causes.get(name, BY_WEIGHTS) for name in layers))
+        texts.append(text.replace(NO_CAUSE, own) if held else text)
     if explained.beyond:
         given = () if weights is None else ("--weights", weights)
         command = shlex.join(map(str, ("mha", "diagnose", file, *given, "-c", next(iter(explained.beyond.values())))))
@@ -274,16 +322,12 @@ def _unseen(file: Path, patterns: tuple[str, ...], *, whole: bool) -> str:
     return undetectable_bugs(recording, selected(recording, patterns or ("*",))).text(whole=whole)
 
 
-def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> WhereReport | None:
-    """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
-    from mha.recordings.meant import Meant, meant_by
+def _compared(original: Recording, recording: Recording, patterns: tuple[str, ...]) -> WhereReport:
+    """Compare the recording with that of the original, and print the result."""
     from mha.recordings.origins import DIAGNOSED
     from mha.substitution.recorded.walk import recordings_apart
     from mha.substitution.reports.text import findings, last_line, tree
 
-    original = meant_by(weights, recording)
-    if isinstance(original, Meant):
-        return None
     console, errors = consoles()
     with errors.status("") as status:
         found = recordings_apart(original, recording, patterns=patterns or ("*",), unseen=False, progress=says(status))

@@ -161,7 +161,17 @@ def _settings(a: RecordedLayer, b: RecordedLayer, dtype: str) -> tuple[dict[str,
     if difference > allowed:
         message = f"the scale is {other:.6g}; the original's is {own:.6g}{_scale_in_words(b.config)}"
         found["scale"] = Difference("config", message, "scale", difference, allowed)
-    return found, notes
+    return {name: one for name, one in found.items() if name not in _follow(a.config, b.config, found)}, notes
+
+
+def _follow(a: AttentionConfig, b: AttentionConfig, found: Collection[str]) -> set[str]:
+    """The settings in `found` that follow from another number of heads of the same width together."""
+    if "num_heads" not in found:
+        return set()
+    own, other = ((one.num_kv_heads * one.head_dim, one.num_kv_heads * one.value_head_dim) for one in (a, b))
+    whole = a.num_heads * a.head_dim == b.num_heads * b.head_dim and own == other
+    usual = all(np.isclose(one.softmax_scale, one.head_dim**-0.5, rtol=1e-6) for one in (a, b))
+    return {*("num_kv_heads", "head_dim", "value_head_dim") * whole, *("scale",) * usual}
 
 
 def _scale_in_words(config: AttentionConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -150,6 +151,17 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
     assert SPECS[spec] in str(error.value)
     assert spec in str(error.value) or spec in ("mine:demanding", "mine:renaming")
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_module_that_is_meant_is_one_that_may_hold_a_layer(module, tmp_path):
+    module("")
+    [(tmp_path / f"{name}.py").touch() for name in ("noxfile", "conftest")]
+    for spec, said in (
+        ("mines:right", "; did you mean mine?"),
+        ("noxfiles:right", "; `mha check --new FILE.py` writes"),
+    ):
+        with pytest.raises(SpecError, match=f"there is no module .*{re.escape(said)}"):
+            load_subject(spec, "float64")
 
 
 @pytest.mark.parametrize(

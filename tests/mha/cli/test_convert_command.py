@@ -116,6 +116,11 @@ def test_layouts_and_formats_are_shown_without_a_source():
         ),
         (["--all", "--num-heads", "3", "--to", "keras", "--out", "o.keras"], "a .keras file holds a whole model"),
         (["--all", "--num-heads", "3", "--out", "o.txt"], "the suffix names no format that is known"),
+        (
+            ["--all", "--num-heads", "3", "--to", "torch", "--out", "source2.onnx"],  # near to a file that is there
+            "Error: source2.onnx: the suffix names no format that is known; files for layout 'torch' end in "
+            ".safetensors, .pt, .pth, .bin, .npz",
+        ),
         (["--all", "--num-heads", "3", "--out", "no/such/o.npz"], "--out needs an existing folder. There is no /"),
         (
             ["--all", "--num-heads", "3", "--to", "keras", "--out", "there.npz"],

@@ -328,6 +328,21 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     assert "\nIt does with num_heads=4, not 2" in message(held, calls, 2)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_record_that_says_the_wrong_causality_is_named(causal, tmp_path):
+    held = {name: array for name, array in two_layers("bert").items() if name.startswith(PREFIXES[0])}
+    save_file(held, tmp_path / "model.safetensors")
+    calls = tmp_path / "calls.safetensors"
+    record(calls, (PREFIXES[0], 0), inputs=inputs_of(keys=5, mask=AttentionMask(causal=causal)))
+    recording = Recording.load(calls)
+    (call,) = recording.calls
+    other = replace(call, inputs=replace(call.inputs, mask=AttentionMask(causal=not causal)))
+    replace(recording, calls=(other,)).save(calls, overwrite=True)
+    asked = {"to_layout": "canonical", "every": True, "num_heads": 3, "recorded": calls}
+    with pytest.raises(VerificationFailed, match=f"\nIt does with causal={causal}, not {not causal} as in the record$"):
+        convert(tmp_path / "model.safetensors", out=tmp_path / "out.npz", **asked)
+
+
 def test_what_capture_wrote_of_one_layer_is_taken_by_infer(tmp_path):
     from mha.convert.original import observed_in
 

@@ -103,5 +103,11 @@ def test_no_right_folder_is_refused(tmp_path):
 
 
 def test_a_folder_without_a_config_is_told_what_reads_weights(tmp_path):
-    with pytest.raises(SpecError, match=r"has no config\.json; .*; weights alone are read by `mha convert .* --list`"):
+    """One file: of a folder with several, `mha convert --list` asks which."""
+    with pytest.raises(
+        SpecError, match=r"has no config\.json; it must be a model's folder as save_pretrained writes it$"
+    ):
+        check_readable(tmp_path)
+    [(tmp_path / name).touch() for name in ("b.safetensors", "a.pt")]
+    with pytest.raises(SpecError, match=r"; weights alone are read by `mha convert \S+/a\.pt --list`$"):
         check_readable(tmp_path)

@@ -15,7 +15,7 @@ from conformance.zoo.registry import select
 from mha import Recording
 from mha.cli.main import main
 from mha.formats.readers.safetensors import create
-from mha.projections.said import MEANT
+from mha.projections.said import MEANT, causal_otherwise, read_otherwise
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
@@ -128,7 +128,7 @@ def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was
     read = replace(wrong, calls=tuple(calls))
     assumed = f"batch_first=True, keep {MEANT[False]}"
     guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
-    assert [one.otherwise for one in explain_layers(guessed)] == [("",)]
+    assert [one.otherwise for one in explain_layers(guessed)] == [{"": read_otherwise}]
     (found,) = explain(guessed)
     assert [one.name for one in found.explanations] == ["merge-without-transpose"]
     for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
@@ -339,6 +339,24 @@ def test_of_right_layers_all_calls_are_told_together():
     assert names == diagnosis.passing == ("blocks.0", "blocks.1")
 
 
+def test_a_layer_that_nothing_explains_may_be_causal_if_nobody_said_that_it_is_not(tmp_path, monkeypatch):
+    """A causal mask with an error of its own is no reading of a layer, which was then taken not to be causal."""
+    monkeypatch.setattr(explained, "_bugs_for", lambda recording: select(("scale-missing", "causal-one-ahead")))
+    wrong = recording_of(layer_of(), *select(("causal-one-ahead",)), masks=MASKS[2:], alike=True)
+    (call,) = wrong.calls
+    call = replace(call, inputs=replace(call.inputs, mask=AttentionMask()))
+    said, path = replace(wrong, calls=(call,)), tmp_path / "port.safetensors"
+    assert not explain(said)[0].explanations
+    replace(said, calls=(replace(call, assumed="causal=False, by_head=False"),)).save(path)
+    (found,) = explain_layers(Recording.load(path))
+    assert found.otherwise == {"": causal_otherwise}
+    ((_, diagnosis),) = found.found
+    assert [one.name for one in diagnosis.explanations] == ["causal-one-ahead"]
+    printed = " ".join(CliRunner().invoke(main, ["diagnose", str(path)]).output.split())
+    assert printed.startswith("Of the layer nothing said this: causal=True, by_head=False. It is taken so:")
+    assert "A causal query sees one place ahead" in printed
+
+
 # A wrong port, judged by what was ported ------------------------------------------------------------------
 
 
@@ -370,6 +388,60 @@ def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by
     assert "No known bug" not in result.output
     result = CliRunner().invoke(main, [*command, str(tmp_path / "none.pt")])
     assert (result.exit_code, result.output.strip()) == (2, f"Error: no such file: {tmp_path / 'none.pt'}")
+
+
+def _diagnosed(port, original, *more):
+    result = CliRunner().invoke(main, ["diagnose", str(port), "--weights", str(original), "--no-unseen", *more])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not_say_it(tmp_path):
+    """It has the same weights: a port with 4 heads of an original with 6 was said to be right."""
+    original, other = (layer_of(config=AttentionConfig(12, heads, bias=True)) for heads in (6, 4))
+    port, bare, canonical, calls = (tmp_path / f"{name}.safetensors" for name in ("port", "bare", "canonical", "calls"))
+    recording_of(other, masks=MASKS[:1]).save(port)
+    recording_of(original, masks=MASKS[:1]).save(calls)
+    save_file(original.weights, bare)
+    save_weights(canonical, original.config, original.weights)
+    status, said = _diagnosed(port, bare)
+    assert (status, "nothing to explain" in said) == (2, False), said
+    assert (
+        f"Not proved: num_heads=4 is the recording's own: nothing in {bare} confirms it (1, 2, 3, 6, 12 would fit as "
+        "well). Say --num-heads, or give a recording of the original."
+    ) in said
+    assert _diagnosed(port, bare, "--num-heads", "4")[0] == 0
+    for path, has, more in (
+        (bare, "the original", ["--num-heads", "6"]),
+        (canonical, canonical, []),
+        (calls, calls, []),
+    ):
+        status, said = _diagnosed(port, path, *more)
+        assert (status, "not proved" in said.lower()) == (1, False)
+        assert f"by the settings that it has, so that these are the cause: num_heads is 4; {has} has 6. E" in said, said
+        assert said.count("num_heads is 4") == 1 + (path == calls)
+        assert "head_dim" not in said
+        assert "scale" not in said, "it follows from the number of heads"
+    assert _diagnosed(port, canonical, "--num-heads", "4") == (
+        2,
+        f"Error: num_heads must be 6, as {canonical} says. Got 4.",
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"num_attention_heads": 6}')
+    beside = bare.rename(tmp_path / "model" / "model.safetensors")
+    assert f"num_heads is 4; {beside} has 6" in _diagnosed(port, beside)[1]
+
+
+def test_weights_and_settings_that_both_differ_are_both_said(tmp_path):
+    original, other = (layer_of(config=AttentionConfig(12, heads, bias=True)) for heads in (6, 4))
+    held = {**other.weights, "v_proj.bias": other.weights["v_proj.bias"] + 1.0}
+    recording = recording_of(replace(other, weights=held), masks=MASKS[:1])
+    per_head = reference.run(other.config, held, recording.calls[0].inputs).weights.astype(np.float32)
+    call = replace(recording.calls[0], outputs={**recording.calls[0].outputs, "weights": per_head})
+    replace(recording, calls=(call,)).save(tmp_path / "port.safetensors")  # weights of 4 heads have another shape
+    save_weights(tmp_path / "original.safetensors", original.config, original.weights)
+    status, said = _diagnosed(tmp_path / "port.safetensors", tmp_path / "original.safetensors")
+    assert status == 1
+    assert "by the weights and settings that it has, so that these are the cause: num_heads is 4; " in said, said
 
 
 @pytest.mark.parametrize("bias", [0.0, 1.0])

@@ -267,6 +267,8 @@ def test_another_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: \S+; did you mean weights.safetensors"):
         Recording.load(tmp_path / "weight.safetensors")
     (tmp_path / "mine.py").write_text("def attention(weights): ...")
+    with pytest.raises(FileNotFoundError, match=r"no such file: \S+; a recording is written in Python"):
+        Recording.load(tmp_path / "mines.safetensors")
     with pytest.raises(SpecError, match=r"mine.py is no recording: it is Python code: `mha check --subject \S+"):
         Recording.load(tmp_path / "mine.py")
     path.write_bytes(b"PK\x03\x04 some other format, with a name that says otherwise")

@@ -459,3 +459,26 @@ def test_the_line_that_is_printed_names_no_projection_for_another(
     with eval(line):
         model(drawn(2, 5, 12))
     assert equal(mha.Recording.load("calls.safetensors")) == (heads == 3)
+
+
+class OverQueries(Nano):
+    """Weights that are a softmax over the queries."""
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4)
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        weights = (q @ k.mT / math.sqrt(k.shape[-1])).masked_fill(~causal, -math.inf).softmax(dim=-2)
+        return self.c_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+def test_layers_of_a_class_that_nothing_confirms_are_taken_to_have_one_layout() -> None:
+    """Each by itself, one of six was taken to have the length first, and two to be packed head by head."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(OverQueries(48, 4) for _ in range(6))).eval()
+    said = mha.Projections(*3 * ["c_attn"], "c_proj", causal=True)
+    with mha.capture(model, layers={"?": said}) as seen:
+        for layer in model:
+            layer(drawn(2, 9, 48))
+    assert len({call.assumed for call in seen.recording.calls}) == 1
+    assert {len(call.inputs.queries) for call in seen.recording.calls} == {2}
