@@ -150,10 +150,11 @@ def about(
         told = None  # nothing explains numbers that stand in another place
     of_calls = alone(results, cases)
     catches = {} if of_calls and catches is not None else catches  # they catch what is kept
+    kept = _kept(results)
     before = [
         *ordinary,
         *([] if known else shapes),
-        *_kept(results),
+        *([] if known else kept),
         *of_calls,
         *([UNDECLARED] if undeclared and wrong else []),
         *_of_few(results),
@@ -165,6 +166,7 @@ def about(
     case = [] if catches is None else _of_one(results, catches)
     after = [
         *[WHY_NAN] * is_nan,
+        *(kept if known else []),  # a cause of most cases comes first
         *(shapes if known else []),  # which follows from the cause
         *float64_lines(results),
         *raised,
@@ -213,10 +215,7 @@ def _kept(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for what, ones in list(said.items())[:REASONS]:
         cause = Cause(ones[0].mismatches[0].stage, what, FIXES["keeps"] * (what != MAY_BE_KEPT)).line
-        names = [one.case for one in ones]
-        if not lines:  # a layer prepared anew is wrong too, where something is kept for all layers
-            names += [one.case for one in results if one.status == "different" and one.case.startswith("sequence")]
-        lines.append(f"{cause} In {listed(list(dict.fromkeys(names)), NAMES)}.")
+        lines.append(f"{cause} In {listed(list(dict.fromkeys(one.case for one in ones)), NAMES)}.")
     return lines
 
 
