@@ -147,6 +147,24 @@ def test_a_gradient_that_no_backward_pass_gave_is_named():
     assert words not in said(failed("AttributeError: 'NoneType' object has no attribute 'shape'"))
 
 
+def test_errors_of_one_line_are_one_reason_whose_shapes_are_there():
+    where, names = "(mine.py:55 in load)", ("wq/kernel", "dense/kernel", "dense/bias")
+    start = (
+        f"ValueError: The shape of the target variable and the shape of the target value in {'`variable.assign` ' * 6}"
+    )
+    text = said(
+        failed(
+            *(f"{start}: variable.shape=(8, 8), value.shape=(12, 12), <Variable path={one}> {where}" for one in names),
+            "ValueError: Another reason (mine.py:55 in load)",
+            "ValueError: The shape of another line (mine.py:60 in load)",
+        )
+    )
+    shapes = f"variable.shape=(8, 8), value.shape=(12, 12) ... {where}, in case-0, case-1, case-2"
+    assert shapes in text
+    assert text.count("Did not run: ValueError: ") == 2
+    assert "Did not run: for 1 more reasons" in text
+
+
 def test_of_what_is_written_into_the_call_that_tells_most_is_said():
     """In self-attention, queries, keys and values are one array."""
     text = said(
