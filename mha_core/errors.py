@@ -19,6 +19,9 @@ HEADS = re.compile(
 )
 """What TensorFlow and Keras put around the sentence of an error: where it ran, and all arguments of the layer."""
 
+ARRAYS = re.compile(r"{0}(?:[\])]*[\s,]+(?:\.\.\.,?\s*)?[\[(]*{0}){{8,}}".format(r"-?\b\d+\.?\d*(?:e[+-]?\d+)?"))
+"""Many numbers in a row, as a printed array has them and no shape does."""
+
 LONGEST_MESSAGE = 4000
 """Most characters of a message; a longer one is cut in the middle."""
 
@@ -160,6 +163,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
     If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
+    The numbers of an array are "...".
 
     Args:
         error: anything that was raised.
@@ -175,6 +179,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     >>> tail = "[Op:AddV2] name: \x1b[0m\n\nArguments received by L.call():\n x=3"
     >>> one_line(ValueError(f"{head} Incompatible shapes {tail}"))
     'ValueError: Incompatible shapes'
+    >>> one_line(ValueError("shape=(2, 6), value=[[1. 2. 3. 4. 5.]\n [-6e-05 7. 8. 9. 10.]], expected (3, 6)"))
+    'ValueError: shape=(2, 6), value=[[...]], expected (3, 6)'
     """
     if isinstance(error, ErrorElsewhere):
         return shown(str(error), LONGEST_REASON)
@@ -182,7 +188,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
         said = "".join((str(error), ""))  # a str, and no subclass with methods of its own
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
-    said = HEADS.sub("", COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]))
+    said = ARRAYS.sub("...", HEADS.sub("", COLOURS.sub("", said[: 2 * LONGEST_MESSAGE])))
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if not whole and len(lines) > 1 and lines[0].startswith("Exception encountered when calling "):  # Keras' own head
         lines = lines[1:]

@@ -91,7 +91,8 @@ def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
     found: dict[str, Change] = {}
     with any_numbers:
         for view in [samples] if gauge is None else _gauged(samples, gauge):
-            differing = sorted(view, key=lambda sample: not sample.differs)
+            telling = (sample for sample in view if sample.known.any())  # the mean of nothing makes NumPy warn
+            differing = sorted(telling, key=lambda sample: not sample.differs)
             for change in _candidates(differing) if any(one.differs for one in differing) else ():
                 if change.slug not in found and _gives(change, differing):
                     found[change.slug] = change

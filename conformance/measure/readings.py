@@ -126,7 +126,9 @@ def fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
         for weights, scores, allowed, setting in calls:
             with any_numbers:
                 logs = np.where(weights > LITTLE, np.log(weights), np.nan)
-                of_row = np.nanmean(np.where(allowed, logs - scores, np.nan), axis=-1, keepdims=True)
+                known = allowed & ~np.isnan(logs - scores)
+                sums = np.where(known, logs - scores, 0.0).sum(axis=-1, keepdims=True)
+                of_row = sums / known.sum(axis=-1, keepdims=True)  # np.nanmean warns of a row that has none
                 read = logs - of_row - (scores if added else 0.0)
             numbers.append((_same(np.broadcast_to(read, weights.shape)[~allowed], max(TOLERANCE, error)), setting))
         if all(number is not None for number, _ in numbers):

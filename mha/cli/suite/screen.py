@@ -150,21 +150,23 @@ def about(
         told = None  # nothing explains numbers that stand in another place
     of_calls = alone(results, cases)
     catches = {} if of_calls and catches is not None else catches  # they catch what is kept
+    kept = _kept(results)
     before = [
         *ordinary,
         *([] if known else shapes),
-        *_kept(results),
+        *([] if known else kept),
         *of_calls,
         *([UNDECLARED] if undeclared and wrong else []),
         *_of_few(results),
     ]
-    raised = _raised(results)
+    raised = _raised(results, width)
     if not any(one.status in ("different", "equal", "deviates") for one in results):  # that is the answer then
         before, raised = [*raised, *before], []
     is_nan = told is not None and any(one.what == ALL_NAN for one in told.causes)
     case = [] if catches is None else _of_one(results, catches)
     after = [
         *[WHY_NAN] * is_nan,
+        *(kept if known else []),  # a cause of most cases comes first
         *(shapes if known else []),  # which follows from the cause
         *float64_lines(results),
         *raised,
@@ -213,10 +215,7 @@ def _kept(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for what, ones in list(said.items())[:REASONS]:
         cause = Cause(ones[0].mismatches[0].stage, what, FIXES["keeps"] * (what != MAY_BE_KEPT)).line
-        names = [one.case for one in ones]
-        if not lines:  # a layer prepared anew is wrong too, where something is kept for all layers
-            names += [one.case for one in results if one.status == "different" and one.case.startswith("sequence")]
-        lines.append(f"{cause} In {listed(list(dict.fromkeys(names)), NAMES)}.")
+        lines.append(f"{cause} In {listed(list(dict.fromkeys(one.case for one in ones)), NAMES)}.")
     return lines
 
 
@@ -283,7 +282,7 @@ def of_other_shape(results: Sequence[Result]) -> list[str]:
     return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
 
-def _raised(results: Sequence[Result]) -> list[str]:
+def _raised(results: Sequence[Result], width: int) -> list[str]:
     """A line for each reason why cases did not run."""
     said: dict[str, list[Result]] = {}
     for one in results:
@@ -295,7 +294,9 @@ def _raised(results: Sequence[Result]) -> list[str]:
         names = list(dict.fromkeys(one.case for one in ones))
         # Of what it wrote into, the case with the fewest names tells most: in self-attention, they are one array.
         plainest = min(ones, key=lambda one: one.message.count(",")) if WROTE in ones[0].message else ones[0]
-        lines.append(f"Did not run: {shown(_why(plainest), 190)}, in {listed(names, NAMES)}")
+        cases = f", in {listed(names, NAMES)}"
+        room = max(100, 3 * width - 20 - len("Did not run: ") - len(cases))
+        lines.append(f"Did not run: {_with_shapes(_why(plainest), room)}{cases}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
         lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
         lines += [WHY_NONE] * bool(OF_NONE.search(ones[0].message))
@@ -305,13 +306,36 @@ def _raised(results: Sequence[Result]) -> list[str]:
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 
 
+SHAPE, PLACE = re.compile(r"[(\[]\d+(?:, ?\d+)*,?[)\]]"), re.compile(r" \([^()]*:\d+ in [^()]*\)$")
+"""Patterns of a shape, and of the line of the user's code at the end of a reason."""
+
+
+def _with_shapes(text: str, longest: int) -> str:
+    """A reason that is cut where it is too long, but not in its first two shapes, nor in the line of the user's code.
+
+    >>> _with_shapes("RuntimeError: size mismatch, a.weight: it is [6, 12] and not [12, 12], as is (a.py:3 in f)", 70)
+    'RuntimeError ... ight: it is [6, 12] and not [12, 12] ... (a.py:3 in f)'
+    """
+    shapes = [one.span() for one in SHAPE.finditer(text)][:2]
+    end = at[0] if (at := PLACE.search(text)) else ""
+    if len(text) <= longest or not shapes:
+        return shown(text, longest)
+    start, stop = shapes[0][0], shapes[-1][1]
+    room = longest - len(f"{text[start:stop]} ...{end}")
+    return f"{shown(text[:start], room)}{text[start:stop]} ...{end}" if room >= 20 else shown(text, longest)
+
+
 SEVERAL = re.compile(r"; the weights are .*|(?<=wrote into its inputs: ).*|\d+")
 """Parts of a reason that differ from case to case in one failure: names of weights or inputs, and numbers."""
 
 
 def _alike(result: Result) -> str:
-    """Why it did not run, without what differs from case to case."""
-    return SEVERAL.sub("", _why(result))
+    """Why it did not run, without what differs from case to case: its type, first words and line, if it has a line."""
+    why = _why(result)
+    if (place := PLACE.search(why)) is None or WROTE in why:
+        return SEVERAL.sub("", why)
+    biases = [found[1] for of, _ in OF_STATE if (found := of.search(why))]
+    return " ".join([*SEVERAL.sub("", why).split(" ")[:3], *biases, place[0]])
 
 
 def _why(result: Result) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conformance.cases.parts import SQUARE
+from conformance.kinds.change import Setting
 from conformance.measure.asker import Asker
+from conformance.measure.changes import Sample, fit
 from conformance.measure.designs import generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.localise import _seen, localise
+from conformance.measure.readings import fills
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
 from tests.conformance.measure.wrong import FRESH, OutputAlone, measured, wrong_at
@@ -54,6 +58,9 @@ LIKE_OTHERS = {
     "a bend with a past": ("capped", "scores", lambda s, x: x + np.cos(x) * (s.sizes.past_len > 0)),
 }
 """What looks like a fault of another stage -> (the step, its stage, what is done to its result)."""
+
+
+SETTING = Setting.of(generic(SQUARE))
 
 
 def _normed(array, allowed):
@@ -147,3 +154,18 @@ def test_a_factor_is_said_of_all_outputs_only_if_all_calls_have_it(factor, said)
 
 def test_of_a_right_layer_no_step_is_said():
     assert localise(measured()) is None
+
+
+def test_a_sample_of_which_nothing_is_known_says_nothing_of_a_change():
+    expected = np.linspace(-1.0, 2.0, 12).reshape(3, 4)
+    samples = [
+        Sample(expected + 0.375, expected, ("query", "channel"), SETTING),
+        Sample(np.full((3, 4), np.nan), expected, ("query", "channel"), SETTING),
+    ]
+    assert "plus-0.375" in [change.slug for change in fit(samples)]
+
+
+def test_a_row_without_weights_is_no_reason_to_warn():
+    weights, allowed = np.full((1, 1, 2, 3), 1 / 3), np.ones((1, 1, 2, 3), bool)
+    weights[..., 1, :], allowed[..., 1, :] = 0.0, False
+    assert list(fills([(weights, np.zeros(weights.shape), allowed, SETTING)], 1e-13)) == []

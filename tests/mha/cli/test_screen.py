@@ -97,6 +97,30 @@ def test_what_sequences_alone_show_and_a_layer_prepared_anew_too_is_not_said_to_
     assert "nothing is kept" not in flat("\n".join(about([kept], None, None, 80, {}, cases=[sequence])))
 
 
+THREADS = "Two threads that ask at the same time share something."
+
+
+def of_threads() -> list[Result]:
+    """Return a difference that only threads show, and one of a sequence that a layer prepared anew has too."""
+    later = Mismatch("weights", "call 3 of sequence-threads (x), weights differ", call="call 3")
+    first = Mismatch("weights", "call 1 of sequence-masks (x), weights differ")
+    return [
+        Result("sequence-threads", "mine", "float64", "cpu", "different", mismatches=(later,), kept=THREADS),
+        Result("sequence-masks", "mine", "float64", "cpu", "different", mismatches=(first,)),
+    ]
+
+
+def test_what_is_kept_lists_only_the_cases_that_show_it():
+    text = said(of_threads())
+    assert f"{THREADS} Change: Keep nothing of one call for the next. In sequence-threads." in text
+
+
+def test_a_cause_of_most_cases_stands_before_what_is_kept():
+    text = said(of_threads(), KNOWN)
+    assert text.index("Cause, at the scores") < text.index(THREADS)
+    assert said(of_threads(), NOT_KNOWN).startswith(f"weights: {THREADS}")
+
+
 def test_a_cause_stands_before_the_shape_that_follows_from_it():
     text = said(misshapen(((5, 2, 12), (2, 5, 12))), KNOWN)
     assert text.index("Cause, at the scores") < text.index("output has shape")
@@ -121,6 +145,24 @@ def test_a_gradient_that_no_backward_pass_gave_is_named():
     words = "If that is a .grad: nothing came back to its array. Is something detached? Give zeros there"
     assert words in said(failed("AttributeError: 'NoneType' object has no attribute 'numpy' (mine.py:68 in run)"))
     assert words not in said(failed("AttributeError: 'NoneType' object has no attribute 'shape'"))
+
+
+def test_errors_of_one_line_are_one_reason_whose_shapes_are_there():
+    where, names = "(mine.py:55 in load)", ("wq/kernel", "dense/kernel", "dense/bias")
+    start = (
+        f"ValueError: The shape of the target variable and the shape of the target value in {'`variable.assign` ' * 6}"
+    )
+    text = said(
+        failed(
+            *(f"{start}: variable.shape=(8, 8), value.shape=(12, 12), <Variable path={one}> {where}" for one in names),
+            "ValueError: Another reason (mine.py:55 in load)",
+            "ValueError: The shape of another line (mine.py:60 in load)",
+        )
+    )
+    shapes = f"variable.shape=(8, 8), value.shape=(12, 12) ... {where}, in case-0, case-1, case-2"
+    assert shapes in text
+    assert text.count("Did not run: ValueError: ") == 2
+    assert "Did not run: for 1 more reasons" in text
 
 
 def test_of_what_is_written_into_the_call_that_tells_most_is_said():
