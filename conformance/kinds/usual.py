@@ -1,4 +1,4 @@
-"""Usual mistakes that are no row of the zoo: ways of excluding keys, of a right mask and of one read the wrong way."""
+"""Usual mistakes that are no row of the zoo: keys excluded another way, padding let in, a mask read the wrong way."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from conformance.kinds.made import PREFIX
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.scores import ONE_SCALE, scaled
 from conformance.zoo.forward.softmax import EXACTLY, RIGHT_WAY, has_key, let_in, no_padding, plain_softmax
+from conformance.zoo.rows import keys_of
+from mha_core import AttentionMask
 from mha_core.call.masks import padding_keys
 from mha_core.reference.forward import allowed
 from mha_core.reference.state import State
@@ -75,7 +77,59 @@ def usual() -> Iterator[Bug]:
         step = partial(_weights, -1e9, added, where, lambda s: ~s["allowed"])
         slug = f"{PREFIX}fill-1e9{'-added' * added}-then-zero{'-times' * times}"
         yield Bug(slug, FINITE, "weights", EXACTLY, forward={"weights": step})
+    yield from _padding()
     yield from _inverted()
+
+
+def _padding() -> Iterator[Bug]:
+    """Yield those that let padding in, as it is and where the layer sets padded keys and values to 0."""
+    for (slug, (said, keys)), zeroed in product(PADDING.items(), (False, True)):
+        sentence = f"{said}{', though padded keys and values are set to 0' * zeroed}."
+        steps = {"allowed": keys, **({"padding": _padded} if zeroed else {})}
+        yield Bug(f"{PREFIX}{slug}{'-zeroed' * zeroed}", sentence, "weights", EXCLUDED, forward=steps)
+
+
+def _padded(state: State) -> NDArray:
+    return padding_keys(state.inputs.mask, state.sizes)
+
+
+def _let_in(state: State) -> NDArray:
+    return allowed(state) | _padded(state)[:, None, None]
+
+
+def _not_excluded(state: State) -> NDArray:
+    """The keys that are let in by what is no padding: causal, a window, a bias, and lengths or bools query by query."""
+    mask = state.inputs.mask
+    sources = {name: getattr(mask, name) for name in ("valid_lens", "allowed")}
+    others = keys_of(state, mask, **dict.fromkeys(sources))
+    for name, source in sources.items():
+        if source is not None:
+            alone = AttentionMask(**{name: source})
+            others = others & (keys_of(state, alone) | padding_keys(alone, state.sizes)[:, None, None])
+    return others
+
+
+def _of_queries(state: State) -> NDArray:
+    padded = _padded(state)
+    of_queries = padded[:, None, :, None] if state.sizes.query_len == state.sizes.key_len else False
+    return _let_in(state) & ~np.asarray(of_queries)
+
+
+PADDING: Mapping[str, tuple[str, Callable[[State], NDArray]]] = {
+    "padding-ignored": ("The mask of padding is ignored: padded keys get weights", _not_excluded),
+    "padding-let-in": (
+        "Padded keys get weights whatever else the mask says, causal too: the mask of padding is joined to it by or",
+        _let_in,
+    ),
+    "padding-of-queries": (
+        "Padded keys get weights: the mask of padding is put on the axis of the queries, where there are as many of "
+        "them as keys",
+        _of_queries,
+    ),
+}
+"""Slug -> what is done with keys that are padding, and the keys that are let in."""
+
+EXCLUDED = "Exclude padded keys from every query: and-join a mask (B, 1, 1, Lk) of valid keys with all others."
 
 
 def _inverted() -> Iterator[Bug]:

@@ -18,10 +18,11 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
 from conformance.kinds.made import TROUBLE
+from conformance.kinds.oddities import TIMES
 from conformance.kinds.places import PLACES
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence, PlacedCall
-from conformance.measure.readings import ROWS, TIMES, drawn, fact
+from conformance.measure.readings import ROWS, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
 from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants

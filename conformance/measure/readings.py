@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.kinds.change import Setting
+from conformance.kinds.change import MASKING, Setting
 from conformance.kinds.expressions import Expression, expressions_of
+from conformance.kinds.oddities import TOLERANCE, factors, facts, size, sums_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
@@ -29,12 +30,11 @@ from conformance.measure.solve import solved, weights_of
 from conformance.subjects.items import items_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
-from mha_core.errors import listed
 from mha_core.reference.state import State
 
-TOLERANCE, LITTLE, ROUNDOFFS = 1e-8, 1e-9, 32.0
-"""Relative differences up to which numbers are equal, weights up to which there is none, roundoffs in what is read."""
-TIMES, CLOSE, LITTLE_OFF = "the right one times", 1e-6, 2e-3
+LITTLE, ROUNDOFFS = 1e-9, 32.0
+"""Weights up to which there is none, and roundoffs in what is read."""
+CLOSE = 1e-6
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
@@ -192,25 +192,13 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
         return []
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
-        ratio = output / right
     odd = () if found is None else sums_of(found[0], found[2])
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
     times = () if heads is None else factors(*heads)
-    facts = (*_facts(output, np.asarray(right), wrong, ratio), *times, *odd, *_size(output, right))
+    masked = bool(Setting.of(problem).has & MASKING)
+    said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd, *size(output, right))
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
-    return [f"  {said}" for said in (one.format(alone) for one in (*_unmoved(evidence, problem), *facts))][:1]
-
-
-def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line if the heads are the right ones times one number, or times a number for each head and query."""
-    with any_numbers:
-        ratio = np.median(heads / right, axis=-1, keepdims=True)
-    off = tolerance * np.abs(heads).max(initial=0.0)
-    if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
-        return
-    each = f"a number for each head and query, {ratio.min():.4g} to {ratio.max():.4g}: as behind a gate or a norm"
-    is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
-    yield f"The heads {{}} are {TIMES.replace('one', 'ones')} {f'{np.median(ratio):.4g}' if is_one else each}."
+    return [f"  {line}" for line in (one.format(alone) for one in (*_unmoved(evidence, problem), *said))][:1]
 
 
 def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
@@ -237,39 +225,3 @@ def _moves(evidence: Evidence, problem: Problem, other: Problem) -> tuple[bool, 
     pairs = ((np.asarray(a)[0], np.asarray(b)[0]) for a, b in (owns, rights))
     own, right = ((np.abs(a - b) > evidence.allowed(b)).any() for a, b in pairs)
     return bool(own), bool(right)
-
-
-def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line on a row of weights that does not sum to 1, and the axis along which all weights do."""
-    sums = np.where(allowed.any(axis=-1), weights.sum(axis=-1), 1.0)
-    if (np.abs(sums - 1.0) > tolerance).any():
-        item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
-        others = ((name, weights.sum(axis=axis)) for axis, name in enumerate(("items", "heads", "queries")))
-        over = [name for name, total in others if (np.abs(total * (total - 1.0)) <= tolerance).all()]
-        said = "".join(f"; summed over the {name} they give 1: look at the axis of the softmax" for name in over[:1])
-        total = f"{sums[item, head, query]:.6g}, not to 1{said}"
-        yield f"The weights of query {query}, head {head}, item {item} sum to {total}."
-
-
-def _size(output: NDArray, right: NDArray) -> Iterator[str]:
-    """Yield a line on how far the numbers of an output are off, if that is little."""
-    off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
-    if off <= LITTLE_OFF:
-        yield f"The output {{}} is off by at most {off:.1g} of its largest number: as where numbers are rounded."
-
-
-def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray) -> Iterator[str]:
-    if strange := int((~np.isfinite(output) & np.isfinite(right)).sum()):
-        yield f"{strange} of {output.size} numbers of the output {{}} are NaN or infinite."
-        return
-    for axis, name in enumerate(("items", "queries", "output channels")):
-        off = wrong.any(axis=tuple(other for other in range(3) if other != axis))
-        if off.any() and not off.all():
-            some = listed(list(map(str, np.flatnonzero(off))), 2 * ROWS)
-            yield f"In the output {{}} {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
-    if not output.any():
-        yield "Every number of the output {} is 0."
-    elif np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
-        yield f"Every number of the output {{}} is {TIMES} {ratio.flat[0]:.6g}."
-    if output.min() >= 0.0 > right.min():
-        yield f"No number of the output {{}} is below 0; {int((right < 0.0).sum())} of {right.size} should be."

@@ -19,7 +19,8 @@ from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.judging.expected import Expected, expected
 from conformance.kinds.change import Setting
-from conformance.measure.readings import factors, fills, sums_of
+from conformance.kinds.oddities import factors, sums_of
+from conformance.measure.readings import fills
 from conformance.measure.search import Located
 from conformance.runner import run_case
 from conformance.subjects.items import take_items

@@ -11,7 +11,7 @@ from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
 from conformance.diagnosis.diagnose import STORED_IN, diagnose
 from conformance.judging.nan_weights import EXCLUDED
-from conformance.kinds.usual import ADDED, FINITE, SENTENCE
+from conformance.kinds.usual import ADDED, FINITE, PADDING, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Located
@@ -31,9 +31,10 @@ def softmax(scores):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtype="float64", scaled=None):
+def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtype="float64", scaled=None, joined=None):
     """A right layer but for its weights, `weigh(scores, mask)`; with `zeroed` padding becomes 0.
 
+    With `joined` its mask is `joined(mask, padding)`.
     With `scaled` it takes a scale, and if it is given one, `scaled(scores, scale)` is what it uses.
     """
 
@@ -44,6 +45,7 @@ def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtyp
 
         if zeroed:
             keys, values = (np.where(padding[..., None], 0.0, x) for x in (keys, values))
+        mask = mask if joined is None else joined(mask, padding)
         q, k, v = heads("q_proj", queries), heads("k_proj", keys), heads("v_proj", values)
         scores, usual = q @ k.swapaxes(2, 3), q.shape[3] ** -0.5
         shown = weigh(scores * usual if scale in (None, usual) else scaled(scores, scale), mask)
@@ -94,6 +96,30 @@ def test_what_an_inverted_mask_adds_in_float32_is_rounded(zeroed):
 def test_a_mask_that_is_ignored_is_one_cause_where_padding_is_zeroed():
     told = brief(diagnose(layer(lambda s, mask: softmax(s)), select(SOME)))
     assert [one.what for one in told.causes] == ["The whole mask is ignored."], told.text
+
+
+def of_queries(mask, padding):
+    hidden = padding[:, None, :, None] if mask.shape[2] == mask.shape[3] else False
+    return (mask | padding[:, None, None]) & ~np.asarray(hidden)
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+@pytest.mark.parametrize(
+    ("joined", "slug"),
+    [(lambda mask, padding: mask | padding[:, None, None], "padding-let-in"), (of_queries, "padding-of-queries")],
+)
+def test_padding_that_gets_weights_is_one_cause_with_and_without_zeroed_rows(joined, slug, zeroed):
+    """Beside causal the keys let in are others than without the lengths: no source of the mask is ignored."""
+    subject = layer(beside_nan, joined=joined, zeroed=zeroed)
+    told = brief(
+        diagnose(
+            subject,
+            select(("prime", "causal", "valid-lens", "causal-padding", "square-causal-padding", "ragged-square")),
+        )
+    )
+    though = ", though padded keys and values are set to 0" * zeroed
+    assert [one.what for one in told.causes] == [f"{PADDING[slug][0]}{though}."], told.text
+    assert told.causes[0].label == "Cause"
 
 
 def test_a_scale_of_all_heads_is_said_as_such():

@@ -7,6 +7,7 @@ import pytest
 
 from conformance.cases.parts import SQUARE
 from conformance.kinds.change import Setting
+from conformance.kinds.oddities import factors
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
 from conformance.measure.designs import generic
@@ -15,6 +16,7 @@ from conformance.measure.localise import _seen, localise
 from conformance.measure.readings import fills
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
+from mha_core import AttentionMask
 from tests.conformance.measure.wrong import FRESH, OutputAlone, measured, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -150,6 +152,21 @@ def test_a_factor_is_said_of_all_outputs_only_if_all_calls_have_it(factor, said)
     asker = Asker(OutputAlone(wrong_at("output", lambda s, x: x * factor(s.sizes.key_len))), configs=FRESH[1:])
     problems = [generic(FRESH[1], key_len=length) for length in (4, 5)]
     assert _seen(Evidence(asker, Variants()), "output", problems).seen == (said,)
+
+
+def test_an_output_that_a_mask_may_make_a_multiple_is_not_said_to_be_one():
+    """Where padded keys and values are 0, weights that they get take a part of each other one."""
+    asker = Asker(OutputAlone(wrong_at("output", lambda s, x: x * 0.4)), configs=FRESH[1:])
+    problem = generic(FRESH[1], key_len=4, mask=AttentionMask(valid_lens=[2]))
+    assert _seen(Evidence(asker, Variants()), "output", [problem]).seen == ()
+
+
+def test_of_one_key_weights_over_queries_are_no_gate():
+    """The weights of all queries sum to 1."""
+    shares = np.array([0.2, 0.5, 0.3])[:, None]
+    right = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
+    assert "the queries they give 1: look at the axis of the softmax" in next(factors(shares * right, right))
+    assert "as behind a gate or a norm" in next(factors(1.5 * shares * right, right))
 
 
 def test_of_a_right_layer_no_step_is_said():

@@ -1,0 +1,77 @@
+"""Oddities of arrays in words: one is a multiple of the right one, a row sums to 2, most of its numbers are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from mha_core.errors import listed
+
+TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
+"""Relative differences up to which numbers are equal, and up to which they are said to be little; and how many places
+of those that are wrong are said."""
+TIMES = "the right one times"
+
+
+def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
+    """Yield a line if the heads are the right ones times one number, or times a number for each head and query."""
+    with any_numbers:
+        ratio = np.median(heads / right, axis=-1, keepdims=True)
+    off = tolerance * np.abs(heads).max(initial=0.0)
+    if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
+        return
+    sums = ratio.sum(axis=2)
+    over_queries = ratio.shape[2] > 1 and (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()
+    why = "summed over the queries they give 1: look at the axis of the softmax"
+    why = why if over_queries else "as behind a gate or a norm"
+    each = f"a number for each head and query, {ratio.min():.4g} to {ratio.max():.4g}: {why}"
+    is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
+    yield f"The heads {{}} are {TIMES.replace('one', 'ones')} {f'{np.median(ratio):.4g}' if is_one else each}."
+
+
+def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
+    """Yield a line on a row of weights that does not sum to 1, and the axis along which all weights do."""
+    sums = np.where(allowed.any(axis=-1), weights.sum(axis=-1), 1.0)
+    if (np.abs(sums - 1.0) > tolerance).any():
+        item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
+        others = ((name, weights.sum(axis=axis)) for axis, name in enumerate(("items", "heads", "queries")))
+        over = [name for name, total in others if (np.abs(total * (total - 1.0)) <= tolerance).all()]
+        said = "".join(f"; summed over the {name} they give 1: look at the axis of the softmax" for name in over[:1])
+        total = f"{sums[item, head, query]:.6g}, not to 1{said}"
+        yield f"The weights of query {query}, head {head}, item {item} sum to {total}."
+
+
+def size(output: NDArray, right: NDArray) -> Iterator[str]:
+    """Yield a line on how far the numbers of an output are off, if that is little."""
+    off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
+    if off <= LITTLE_OFF:
+        yield f"The output {{}} is off by at most {off:.1g} of its largest number: as where numbers are rounded."
+
+
+def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:
+    """Yield lines on the numbers of an output: NaN, those of some axis alone, 0, a multiple, a sign.
+
+    Args:
+        output, right: the output and the right one.
+        wrong: bools of the shape of the output: where it is wrong.
+        masked: whether the call has a mask. Other keys in a short row, or a larger sum, may look like a multiple there.
+    """
+    with any_numbers:
+        ratio = output / right
+    if strange := int((~np.isfinite(output) & np.isfinite(right)).sum()):
+        yield f"{strange} of {output.size} numbers of the output {{}} are NaN or infinite."
+        return
+    for axis, name in enumerate(("items", "queries", "output channels")):
+        off = wrong.any(axis=tuple(other for other in range(3) if other != axis))
+        if off.any() and not off.all():
+            some = listed(list(map(str, np.flatnonzero(off))), MOST)
+            yield f"In the output {{}} {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
+    if not output.any():
+        yield "Every number of the output {} is 0."
+    elif not masked and np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
+        yield f"Every number of the output {{}} is {TIMES} {ratio.flat[0]:.6g}."
+    if output.min() >= 0.0 > right.min():
+        yield f"No number of the output {{}} is below 0; {int((right < 0.0).sum())} of {right.size} should be."
