@@ -8,11 +8,11 @@ say nothing of what attention computes; any other stops the folder, until the us
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mha.formats import SUFFIXES, open_checkpoint
+from mha.formats import SUFFIXES, found_file, open_checkpoint
 from mha.formats.folder import INDEX, weights_in
 from mha.formats.readers.sharded import read_index
 from mha.models.config import FILE, LARGEST, ModelConfig
@@ -85,6 +85,20 @@ def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
         return ModelConfig(path, content, of_other_file(source)), ""
     except (OSError, SpecError) as error:
         return None, str(error) if isinstance(error, SpecError) else f"{path} can't be read: {one_line(error)}"
+
+
+def heads_beside(source: Path) -> Callable[[str], int | None]:
+    """Return a function: prefix of a layer in a file or folder of weights -> its number of heads by the config beside.
+
+    It returns None where there is no config, or the config is of another file or does not say it.
+    """
+    config, _ = beside_file(found_file(source))
+
+    def said(prefix: str) -> int | None:
+        heads = None if config is None or config.of_other_file else config.heads(prefix)
+        return None if heads is None else heads[1]
+
+    return said
 
 
 def of_other_file(source: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import find_layers, readings
 from mha.formats.layer import read_layer
 from mha.formats.stacked import open_layers
-from mha.models.beside import beside_file
 from mha.recordings.recording import RecordedLayer, Recording, is_recording
 from mha.recordings.replay import check_reproduced
 from mha_core import AttentionConfig, SpecError
@@ -48,14 +47,21 @@ class Meant:
     unsaid: str = ""
 
 
-def meant_by(path: str | os.PathLike[str], recorded: Recording, *, num_heads: int | None = None) -> Recording | Meant:
+def meant_by(
+    path: str | os.PathLike[str],
+    recorded: Recording,
+    *,
+    num_heads: int | None = None,
+    beside: Callable[[str], int | None] = lambda prefix: None,
+) -> Recording | Meant:
     """Return what a file says of the original layers: a Recording, or the weights of each layer.
 
     Args:
         path: the file.
         recorded: the layers that were recorded.
-        num_heads: how many heads the original layers have. None: as the file or the config.json beside it says; else
-            as the layers in `recorded` have, which is in doubt then.
+        num_heads: how many heads the original layers have. None: as the file or `beside` says; else as the layers in
+            `recorded` have, which is in doubt then.
+        beside: a function that returns how many heads the layer at a prefix has by what is beside the file, or None.
 
     Raises:
         SpecError: the file is neither, says another number of heads than `num_heads`, or is a recording whose outputs
@@ -72,7 +78,7 @@ def meant_by(path: str | os.PathLike[str], recorded: Recording, *, num_heads: in
         with open_layers(os.fspath(path)) as checkpoint:
             known = bool(find_layers(checkpoint))
             found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
-            meant = Meant(found) if found else _of_weights(checkpoint, recorded, num_heads)
+            meant = Meant(found) if found else _of_weights(checkpoint, recorded, num_heads, beside)
         if meant.layers:
             _check_heads(path, num_heads, (config for config, _ in meant.layers.values()))
             return meant
@@ -93,7 +99,9 @@ def _check_heads(path: str | os.PathLike[str], asked: int | None, configs: Itera
             raise SpecError(f"num_heads must be {config.num_heads}, as {shown(path)} says. Got {asked}.")
 
 
-def _of_weights(checkpoint: Checkpoint, recorded: Recording, num_heads: int | None) -> Meant:
+def _of_weights(
+    checkpoint: Checkpoint, recorded: Recording, num_heads: int | None, beside: Callable[[str], int | None]
+) -> Meant:
     """The layers of a file of weights, with the settings of the recorded layers of their names, or of all if alike.
 
     Raises:
@@ -101,20 +109,21 @@ def _of_weights(checkpoint: Checkpoint, recorded: Recording, num_heads: int | No
     """
     settings = {layer.name: layer.config for layer in recorded.layers}
     held = {layer.name: [layer] for layer in recorded.layers}
-    beside, _ = beside_file(checkpoint.path)
     found, taken, others, unsaid = {}, dict[str, None](), dict[str, None](), dict[str, None]()
     for layer in find_layers(checkpoint):
         config = settings.get(layer.prefix, next(iter(settings.values())) if len({*settings.values()}) == 1 else None)
         if config is None:
             continue
-        said = beside.heads(layer.prefix) if beside is not None and not beside.of_other_file else None
-        heads = said[1] if said else num_heads or config.num_heads
+        said = beside(layer.prefix) or num_heads
+        heads = said or config.num_heads
         groups = config.num_kv_heads if heads == config.num_heads else None
         read = dict[str, tuple[AttentionConfig, Weights]]()
         for layout, *_ in readings(layer):
-            known = {} if layout.carries_heads else {"num_heads": heads, "num_kv_heads": groups}
+            known = (None, None) if layout.carries_heads else (heads, groups)
             with suppress(SpecError):  # a layer of other sizes
-                own, weights, _ = read_layer(checkpoint, layout, layer.prefix, **known)
+                own, weights, _ = read_layer(
+                    checkpoint, layout, layer.prefix, num_heads=known[0], num_kv_heads=known[1]
+                )
                 sized = replace(config, **{name: getattr(own, name) for name in BY_HEADS})
                 read[layout.name] = sized, check_weights(sized, weights)
         if not read:
@@ -128,7 +137,7 @@ def _of_weights(checkpoint: Checkpoint, recorded: Recording, num_heads: int | No
                 + SAY.format(shown(checkpoint.path), best[0], heads)
             )
         found[layer.prefix] = read[best[0]]
-        if not said and num_heads is None and not get(best[0]).carries_heads:
+        if said is None and not get(best[0]).carries_heads:
             unsaid |= dict.fromkeys(_unsaid(*read[best[0]], shown(checkpoint.path)))
         if read.keys() - best:
             taken[best[0]] = None

@@ -210,6 +210,7 @@ def _of_file(
     not recorded, in a line, or ""; the names of arguments that were read as the mask `allowed`; what no reference
     judges, in a line, or ""; what nothing says of the weights, in a line, or ""; and what `_causes` returns.
     """
+    from mha.models.beside import heads_beside
     from mha.recordings.explain import explain_layers, intended, of_weights_alone
     from mha.recordings.meant import Meant, meant_by
     from mha.recordings.recording import Recording
@@ -222,7 +223,7 @@ def _of_file(
         click.echo(f"{recording.coverage.line}.\n")
     compared, unsaid, causes = None, "", dict[str, str]()
     if weights is not None:
-        original = meant_by(weights, recording, num_heads=asked.num_heads)
+        original = meant_by(weights, recording, num_heads=asked.num_heads, beside=heads_beside(weights))
         if isinstance(original, Meant):
             unsaid = original.unsaid
         elif asked.compare:
