@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -108,13 +110,14 @@ def modules_apart(
             continue
         other = calls[0][partner][calls[1][module].index(position)]
         sides = (original, original.calls[other]), (port, port.calls[position])
-        inside = {one: done[one] for one in done if holds(port.calls, position, one)}
+        later = range(position + 1, len(port.calls))
+        inside = {one: done[one] for one in takewhile(partial(holds, port.calls, position), later)}
         read = {
             at: replace(each, result=_with_layer(each.result, known, mate.name))
             for at, each in inside.items()
             if each.result.original is None
         }
-        one = _judged(about, *sides, before, [each.result for _, each in sorted((inside | read).items())])
+        one = _judged(about, *sides, before, [each.result for each in (inside | read).values()])
         one = replace(one, result=_with_layer(one.result, known))
         if one.result.status in DIFFERENT:
             done |= read
@@ -217,21 +220,22 @@ epsilon, may be hidden by the lines behind it."""
 def _divided(around: Compared, inside: Mapping[int, Compared], calls: Sequence[ModuleCall]) -> dict[int, Compared]:
     """Return the calls inside an equal one that differ, as "divided otherwise" where it makes up for them; by position.
 
-    A wrong call is made up for if no call after it is given something else, and its difference is at every position
-    large for its own size, and so large that it would be seen if it were added to what the equal one gave.
+    They are made up for if an equal call stands behind all that only follow, and the difference of each is at every
+    position large for its own size, and so large that it would be seen if it were added to what the equal one gave.
     """
     differ = {position: one for position, one in inside.items() if one.result.status in DIFFERENT}
-    wrong = [position for position, one in differ.items() if one.result.status == "wrong"]
+    equal = [position for position, one in inside.items() if one.result.status == "equal"]
     if any(
-        one.result.status == "caused upstream"
+        (one.result.status == "caused upstream" and position > max(equal, default=-1))
+        or any(holds(calls, other, position) for other in equal)  # the nearest equal one did not make up for it
         or any(each.part != "outputs" or each.name for each in one.result.differences)  # said of attention by itself
         or one.gave.least <= max(around.gave.allowed, LEAST * one.gave.size)
-        for one in differ.values()
+        for position, one in differ.items()
     ):
         return {}
     name = around.result.name or "the model"
     reason = f"a line of it stands beside it in the other model: {name} is right with it"
-    if len(wrong) > 1:
+    if len(differ) > 1:
         reason = f"it and other parts of {name} are written otherwise: {name} is right with them"
 
     def divided(one: ModuleResult) -> ModuleResult:

@@ -59,11 +59,13 @@ class Model(nn.Module):
 def compared(tmp_path):
     """What records two such models with the same numbers, and compares them."""
 
-    def compared(original, port):
+    def compared(original, port, blocks=2):
         paths, given = [], torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
         for name, functions in (("original", original), ("port", port)):
             torch.manual_seed(0)
             model = Model(*functions).eval()
+            for block in model.blocks[blocks:]:
+                block.fc1.behind = nothing
             paths.append(tmp_path / f"{name}.safetensors")
             with mha.capture(model, paths[-1], modules=True, overwrite=True), torch.no_grad():
                 model(given)
@@ -116,8 +118,38 @@ def test_a_fault_that_the_module_around_hides_is_no_division(compared, last, end
     assert not found.equal
 
 
-def test_what_a_wrong_module_is_followed_by_is_no_division(compared):
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_what_a_wrong_module_is_followed_by_is_no_division(compared, blocks):
     """The second layer differs too, and the block drops both."""
-    found = compared((torch.relu, nothing, lambda x, y: x), (nothing, nothing, lambda x, y: x))
-    assert found.wrong == ("blocks.0.fc1", "blocks.1.fc1")
+    found = compared((torch.relu, nothing, lambda x, y: x), (nothing, nothing, lambda x, y: x), blocks)
+    assert found.wrong == ("blocks.0.fc1", "blocks.1.fc1")[:blocks]
     assert not found.equal
+
+
+class Between(nn.Module):
+    """Two layers with a dropout between them, and an activation before or behind that."""
+
+    def __init__(self, inside, before, behind):
+        super().__init__()
+        self.fc1, self.drop, self.fc2 = With((8, 16), inside), nn.Dropout(), nn.Linear(16, 8)
+        self.before, self.behind = before, behind
+
+    def forward(self, x):
+        return self.fc2(self.behind(self.drop(self.before(self.fc1(x)))))
+
+
+@pytest.mark.parametrize(
+    ("port", "divided"),
+    [((nothing, torch.relu, nothing), ("drop",)), ((torch.relu, nothing, nothing), ("fc1", "drop"))],
+    ids=["line", "inside"],
+)
+def test_a_module_between_that_is_given_something_else_is_divided_too(tmp_path, port, divided):
+    paths = [tmp_path / "original.safetensors", tmp_path / "port.safetensors"]
+    for path, functions in zip(paths, ((nothing, nothing, torch.relu), port), strict=True):
+        torch.manual_seed(0)
+        model, x = Between(*functions).eval(), torch.randn(2, 5, 8)
+        with mha.capture(model, path, modules=True), torch.no_grad():
+            model(x)
+    found = mha.where(*paths)
+    assert tuple(one.name for one in found.results if one.status == "divided otherwise") == divided
+    assert found.equal
