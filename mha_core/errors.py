@@ -144,17 +144,19 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
     "pip install 'no-such-package[torch]'"
     """
     import json
-    from importlib.metadata import PackageNotFoundError, distribution
+    from importlib.metadata import distributions
     from pathlib import Path
     from urllib.parse import unquote
 
     clone = Path(__file__).parent.parent
     source = str(clone) if package == "mha-parity" and (clone / "pyproject.toml").is_file() else package
-    try:
-        came_from = json.loads(distribution(package).read_text("direct_url.json") or "{}")["url"]
+    for one in distributions(name=package):  # the current folder may have one that was only built
+        try:
+            came_from = json.loads(one.read_text("direct_url.json") or "{}")["url"]
+        except (ValueError, LookupError):  # it came from an index
+            continue
         source = shown(unquote(came_from.removeprefix("file://"))) if came_from.startswith("file://") else source
-    except (PackageNotFoundError, ValueError, LookupError):  # it came from an index, or is no installed package
-        pass
+        break
     named = f"{source}[{extra}]" if extra else source
     return f"pip install {shlex.quote(named)}"
 

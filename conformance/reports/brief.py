@@ -125,6 +125,9 @@ class Brief:
                 shorter = replace(shorter, causes=tuple(changed))
                 fewer = [wrapped(line, width, "  ") for line in shorter.lines]
                 blocks = fewer if sum(map(len, fewer)) <= room else blocks
+        if len(blocks) > 1 and len(self.causes) > 1 and len(blocks[0]) >= room:  # whole or not at all
+            shorter = replace(shorter, causes=(replace(self.causes[0], change=""), *shorter.causes[1:]))
+            blocks[0] = wrapped(shorter.lines[0], width, "  ")
         flag = "--details" if head else "-v"
         causes = fitted(blocks, room, lambda count: self._left_out(count, flag, width))
         fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most

@@ -196,8 +196,14 @@ def place(error: BaseException) -> str:
     return _last_own(traceback.extract_tb(error.__traceback__))
 
 
+BY_ASSIGNMENT = "by assignment"
+"""What a message says of an array of which items were written, as by x[i] = y, and not all as by x *= y."""
+
+
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
     """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
+
+    Before it stands BY_ASSIGNMENT if items are assigned to.
 
     For this, the call is made once more, with arrays that can't be written into.
     """
@@ -205,7 +211,8 @@ def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
         try:
             call()
         except Exception as error:  # whatever else it raises now is not what was asked
-            return place(error) if isinstance(error, ValueError) and "read-only" in str(error) else ""
+            said = str(error) if isinstance(error, ValueError) else ""
+            return f", {BY_ASSIGNMENT}" * ("assignment" in said) + place(error) if "read-only" in said else ""
     return ""
 
 

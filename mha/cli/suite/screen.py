@@ -20,6 +20,7 @@ from conformance.judging.result import Result
 from conformance.reports.brief import ROWS, Brief, Cause
 from conformance.reports.looked_at import LookedAt
 from conformance.reports.text import deviation_lines, float64_lines, gradient_lines
+from conformance.subjects.answers import BY_ASSIGNMENT
 from conformance.subjects.function import TO_BEGIN
 from conformance.subjects.seen import form_of
 from mha_core.errors import listed, shown, wrapped
@@ -33,7 +34,8 @@ REASONS, NAMES = 2, 3
 
 UNDECLARED = (
     "It declares no `capabilities`, so it was asked all that the definition had at first: what it is not made for is "
-    "no fault, once they leave it out (docs/subjects.md)."
+    "no fault, once they leave it out. Of a plain layer, write capabilities = Capabilities() into the class, after "
+    "from mha_parity.core.subject import Capabilities (docs/subjects.md)."
 )
 
 FEW = 5
@@ -53,7 +55,12 @@ WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 
 WROTE = "wrote into its inputs"
 
+OF_ITEMS = re.compile(rf"{WROTE}: (\w+).*, {BY_ASSIGNMENT}")
+"""A pattern of the first array whose items were assigned to."""
+
 WHY_WRITES = "  Write x = x * y, not x *= y: it is the array that was given, which its caller reads again."
+
+WHY_COPY = "  Copy it first: {0} = {0}.copy(). It is the array that was given, which its caller reads again."
 
 OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multiplied|not aligned")
 """A pattern of errors of products whose sizes do not go together."""
@@ -301,7 +308,8 @@ def _raised(results: Sequence[Result], width: int) -> list[str]:
         lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
         lines += [WHY_NONE] * bool(OF_NONE.search(ones[0].message))
         lines += [f"{why}{WHY_STATE}".format(bias[1]) for of, why in OF_STATE if (bias := of.search(ones[0].message))]
-        lines += [WHY_WRITES] * (WROTE in ones[0].message)
+        items = OF_ITEMS.search(plainest.message)
+        lines += [WHY_COPY.format(items[1]) if items else WHY_WRITES] * (WROTE in ones[0].message)
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 
@@ -314,7 +322,7 @@ def _with_shapes(text: str, longest: int) -> str:
     """A reason that is cut where it is too long, but not in its first two shapes, nor in the line of the user's code.
 
     >>> _with_shapes("RuntimeError: size mismatch, a.weight: it is [6, 12] and not [12, 12], as is (a.py:3 in f)", 70)
-    'RuntimeError ... ight: it is [6, 12] and not [12, 12] ... (a.py:3 in f)'
+    'RuntimeError ... ght: it is [6, 12] and not [12, 12] ... (a.py:3 in f)'
     """
     shapes = [one.span() for one in SHAPE.finditer(text)][:2]
     end = at[0] if (at := PLACE.search(text)) else ""

@@ -236,3 +236,16 @@ def test_a_file_of_a_plain_name_with_an_error_of_its_own_hides_nothing(tmp_path,
     with pytest.raises(SpecError, match="'imports_one:f': importing imports_one raised NameError") as caught:
         load_subject("imports_one:f", "float64")
     assert "hides" not in str(caught.value)
+
+
+def test_what_is_built_in_the_current_folder_does_not_hide_the_folder_to_install_from(tmp_path, monkeypatch):
+    for folder, url in (("here/some_layer.egg-info", None), ("installed/some_layer-1.0.dist-info", "file:///a/clone")):
+        (made := tmp_path / folder).mkdir(parents=True)
+        (made / ("METADATA" if url else "PKG-INFO")).write_text(
+            "Metadata-Version: 2.1\nName: some-layer\nVersion: 1.0\n"
+        )
+        if url:
+            (made / "direct_url.json").write_text(f'{{"url": "{url}"}}')
+    for folder in ("installed", "here"):
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    assert install_command("torch", "some-layer") == "pip install '/a/clone[torch]'"

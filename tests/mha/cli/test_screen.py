@@ -184,6 +184,20 @@ def test_one_array_that_is_written_into_is_told_to_be_one(tmp_path, monkeypatch)
         assert f"wrote into its inputs: {words} ({name}.py:2 in f), in {case}" in flat(ended.stdout)
 
 
+def test_items_that_are_assigned_to_are_to_be_copied_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f"assigns_{tmp_path.name}"
+    Path(f"{name}.py").write_text(
+        "def items(weights, queries, keys, values, mask, *, num_heads):\n    keys[:, 0] = 0\n    return queries\n"
+        "def whole(weights, queries, keys, values, mask, *, num_heads):\n    keys *= 0\n    return queries\n"
+    )
+    for function, words in (("items", "Copy it first: keys = keys.copy()."), ("whole", "Write x = x * y, not x *= y:")):
+        ended = CliRunner().invoke(
+            main, ["check", "-s", f"{name}:{function}", "-c", "prime", "-d", "float64", "--workers", "0"]
+        )
+        assert words in ended.stdout
+
+
 def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = f"linear_{tmp_path.name}"
@@ -211,6 +225,15 @@ def test_what_to_change_is_left_out_before_a_cause_is():
     assert not any("more: add -v" in row for row in rows)
     assert "... and 1 more: add -v" in told.rows(80, 5, head=False)
     assert "Mend a." in flat("\n".join(told.rows(80, 5, head=False)))
+
+
+def test_what_to_change_in_the_first_cause_is_whole_or_left_out():
+    two = tuple(Cause("weights", f"{name} is wrong. " * 8, f"Mend {name}. " * 40, label="Cause") for name in "ab")
+    told = Brief("mine", "float64", 1, sure="How sure: very.", causes=two)
+    rows = told.rows(80, 6, head=False)
+    assert rows[0].startswith("Cause 1, at the weights: a is wrong.")
+    assert not any("Mend" in row or row == "  ..." for row in rows)
+    assert "Mend a." in flat("\n".join(told.rows(80, 20, head=False)))
 
 
 def test_how_two_readings_end_is_said_once():
