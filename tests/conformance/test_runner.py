@@ -188,7 +188,7 @@ class Vandal(ReferenceSubject):
 def test_writing_into_the_inputs_is_a_failure_that_harms_nobody_else():
     results = list(run_all(select(("prime",)), [Vandal(), ReferenceSubject(), Vandal()]))
     assert [result.status for result in results] == ["failed", "equal", "failed"]
-    assert results[0].message.startswith("wrote into its inputs: keys (test_runner.py:")
+    assert results[0].message.startswith("wrote into its inputs: keys, by assignment (test_runner.py:")
 
 
 def test_backends_say_how_to_run_them_again(backend):

@@ -34,8 +34,8 @@ REASONS, NAMES = 2, 3
 
 UNDECLARED = (
     "It declares no `capabilities`, so it was asked all that the definition had at first: what it is not made for is "
-    "no fault, once they leave it out. Of a plain layer, write capabilities = Capabilities() into the class, after "
-    "from mha_parity.core.subject import Capabilities (docs/subjects.md)."
+    "no fault, once they leave it out. In the class of a plain layer, write "
+    "`capabilities = Capabilities()`; above it, `from mha_parity.core.subject import Capabilities` (docs/subjects.md)."
 )
 
 FEW = 5

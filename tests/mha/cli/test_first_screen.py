@@ -392,7 +392,7 @@ def test_results_of_a_wrong_shape_are_counted_once_each_and_the_end_of_a_product
 def test_an_object_that_declares_nothing_is_told_what_it_was_asked(own):
     text = flat(said("check", "--subject", f"{own}:Kept", *FEW, "-c", "sequence-numbers")[1])
     assert "It declares no `capabilities`" in text
-    assert "write capabilities = Capabilities() into the class, after from mha_parity.core.subject import" in text
+    assert "write `capabilities = Capabilities()`; above it, `from mha_parity.core.subject import Capabilities`" in text
     assert "It declares no" not in flat(said("check", "--subject", f"{own}:input_width", *FEW)[1])
 
 
