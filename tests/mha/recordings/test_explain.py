@@ -395,8 +395,9 @@ def _diagnosed(port, original, *more):
     return result.exit_code, " ".join(result.output.split())
 
 
-def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not_say_it(tmp_path):
+def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not_say_it(tmp_path, monkeypatch):
     """It has the same weights: a port with 4 heads of an original with 6 was said to be right."""
+    monkeypatch.setattr(explained, "_bugs_for", lambda recording: select(("scale-missing",)))
     original, other = (layer_of(config=AttentionConfig(12, heads, bias=True)) for heads in (6, 4))
     port, bare, canonical, calls = (tmp_path / f"{name}.safetensors" for name in ("port", "bare", "canonical", "calls"))
     recording_of(other, masks=MASKS[:1]).save(port)
@@ -431,7 +432,8 @@ def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not
     assert f"num_heads is 4; {beside} has 6" in _diagnosed(port, beside)[1]
 
 
-def test_weights_and_settings_that_both_differ_are_both_said(tmp_path):
+def test_weights_and_settings_that_both_differ_are_both_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(explained, "_bugs_for", lambda recording: select(("scale-missing",)))
     original, other = (layer_of(config=AttentionConfig(12, heads, bias=True)) for heads in (6, 4))
     held = {**other.weights, "v_proj.bias": other.weights["v_proj.bias"] + 1.0}
     recording = recording_of(replace(other, weights=held), masks=MASKS[:1])
