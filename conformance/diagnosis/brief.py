@@ -17,6 +17,7 @@ from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
 ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. Many frameworks do the same: `mha deviations`."
+PLAIN = "Cause in plain calls"
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers huge or not finite"}
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
@@ -60,6 +61,12 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         causes = (replace(one, is_common=bool(one.bugs) and COMMON.issuperset(one.bugs)) for one in inner.causes)
         shown = tuple(one for one in inner.seen if not one.startswith(ONLY_EXTREME.partition("{")[0]))
         return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *causes), seen=shown)
+    if diagnosis.plain is not None:
+        inner = brief(diagnosis.plain, details=details)
+        causes = (replace(one, label=PLAIN if one.label == "Cause" else one.label) for one in inner.causes)
+        more = (*text.example(diagnosis), *text.left_out(diagnosis))
+        lines = (text.overlooked(diagnosis, diagnosis.plain), *inner.seen)
+        return replace(inner, extent=told.extent, causes=tuple(causes), seen=lines, more=more)
     seen = diagnosis if diagnosis.again is None else diagnosis.again
     sure = text.how_sure(seen)
     ended = [] if diagnosis.ended is None else [f"{text.ENDED_AFTER if sure else text.ENDED} {diagnosis.ended}"]

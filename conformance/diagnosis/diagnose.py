@@ -23,10 +23,11 @@ from conformance.diagnosis.observations import Observation, Runs, observe, shown
 from conformance.judging.compare import Mismatch
 from conformance.judging.nan_weights import nan_weights
 from conformance.judging.repeats import can_be_asked_again
-from conformance.kinds.change import Setting, in_common
+from conformance.kinds.change import Setting, extras_of, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.kinds.usual import usual
-from conformance.measure.asker import Asker, Behaviour, rounds_inside
+from conformance.measure.asker import MOST_CONFIGS, Asker, Behaviour, rounds_inside
+from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.probes import ONE_KEYS, PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.subjects.ask import SubjectFailed
@@ -45,6 +46,7 @@ ALL_NAN = "Every number of every output is NaN or infinite."
 STORED_IN = "All its numbers are numbers of {0}: it is computed in {0}, or rounded to it."
 # Stage -> stages that are wrong where it is; their right numbers acquit it.
 LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
+LEAST_PLAIN = 2  # cases that fail without anything that a layer may overlook, for a cause of these to be sought
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
 
 Known = Callable[[Observation], Sequence[str]]
@@ -75,10 +77,12 @@ class Diagnosis:
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
         partly: if `explanations` is empty, hypotheses that explain nearly all cases, failing ones and others.
         ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.
+        plain: if `partly` explains every call without what a layer may overlook (`extras_of`), the diagnosis of these.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
         located: the first wrong step, if nothing explains everything and the step could be found.
         again: the diagnosis of second calls, if the subject is right only in the first call; else None.
+        extras: what the failing cases have that a layer may overlook, in words.
         form, formed: if all outputs have another form: that form, and the diagnosis of the outputs as (B, Lq, Do).
     """
 
@@ -100,9 +104,11 @@ class Diagnosis:
     again: Diagnosis | None = None
     form: Form | None = None
     formed: Diagnosis | None = None
+    plain: Diagnosis | None = None
     deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unasked: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
     only_extreme: tuple[int, ...] = ()
     ended: str | None = None
     case: str = ""
@@ -203,6 +209,7 @@ def diagnose(
         recorded=not can_be_asked_again(subject),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         stages=shown_stages(observations),
+        extras=tuple(dict.fromkeys(words for one in failing for words in extras_of(one.wanted.problem))),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
         deviating={one.case.id: ids for one, ids in listed.items() if ids},
     )
@@ -240,6 +247,22 @@ class _Asked:
         asker.learn([one.wanted.problem for one in observations])
         return asker
 
+    def plain(self, observed: Sequence[Observation]) -> Diagnosis | None:
+        """Return the diagnosis of the calls without what a layer may overlook, if several fail; None if all are so."""
+        plain = [one for one in observed if not extras_of(one.wanted.problem)]
+        if len(plain) == len(observed) or sum(bool(one.mismatches) for one in plain) < LEAST_PLAIN:
+            return None
+        asker = self.asker(plain)
+        if asker is not None:
+            configs = dict.fromkeys((*CONFIGS, *(one.case.config for one in plain)))
+            calls = (generic(one) for one in configs if not extras_of(generic(one)))
+            answered = [call.config for call in calls if asker.ask(call) is not None]
+            asker = Asker(self.subject, asker.seconds, tuple(answered[:MOST_CONFIGS]))
+        progress, few = self.progress, [one.case for one in plain]
+        return diagnose(
+            self.subject, few, bugs=self.bugs, experiments=asker or False, known=self.known, progress=progress
+        )
+
     def seen_as(self, kind: Callable[[Subject], Seen]) -> Diagnosis:
         """Return the diagnosis of the subject seen another way, with experiments as the subject itself has them."""
         subject, asker = kind(self.subject), self.experiments
@@ -256,7 +279,14 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
         if found.failing and (form := form_of(shapes)) is not None:
             yield replace(found, form=form, formed=asked.seen_as(partial(Reformed, form=form)))
         elif found.failing:
-            yield from _reasons(found, asked, observed)
+            for better in _reasons(found, asked, observed):
+                found = better
+                yield found
+            if found.explanations or found.partly or found.nans or found.remarks or found.inside is not None:
+                return
+            asked.progress("looking at plain calls alone")
+            if (plain := asked.plain(observed)) is not None and any(one.bugs for one in plain.explanations):
+                yield replace(found, plain=plain, partly=plain.explanations, closest=(), located=None)
         elif (asker := asked.asker(observed)) is not None:
             # It may still answer otherwise when it is asked again, or in calls that no case is.
             for better in _beyond(found, asked, observed, asker):

@@ -148,6 +148,16 @@ NAMED = {
 MASKING = frozenset((*MASKS, "bias"))
 
 
+EXTRAS = {row.name: row.words for row in FEATURES if row.needs and row.words}
+"""Feature that a layer may overlook, in words: it needs an argument of its own, and without it is computed plainly."""
+
+
+def extras_of(problem: Problem) -> list[str]:
+    """Return the words of the features of a call that the layer may overlook, in the order of FEATURES."""
+    has = Setting.of(problem).has
+    return [words for name, words in EXTRAS.items() if name in has]
+
+
 def _has(name: str) -> Where:
     return Where(f"with-{name}", NAMED[name], lambda s: name in s.has)
 
