@@ -25,6 +25,7 @@ from conformance.judging.nan_weights import nan_weights
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting, extras_of, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
+from conformance.kinds.oddities import overlooks_scale
 from conformance.kinds.usual import usual
 from conformance.measure.asker import MOST_CONFIGS, Asker, Behaviour, rounds_inside
 from conformance.measure.designs import CONFIGS, generic
@@ -46,7 +47,6 @@ ALL_NAN = "Every number of every output is NaN or infinite."
 STORED_IN = "All its numbers are numbers of {0}: it is computed in {0}, or rounded to it."
 # Stage -> stages that are wrong where it is; their right numbers acquit it.
 LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
-LEAST_PLAIN = 2  # cases that fail without anything that a layer may overlook, for a cause of these to be sought
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
 
 Known = Callable[[Observation], Sequence[str]]
@@ -250,26 +250,25 @@ class _Asked:
     def plain(self, observed: Sequence[Observation]) -> Diagnosis | None:
         """Return the diagnosis of the calls without what a layer may overlook, if several fail; None if all are so."""
         plain = [one for one in observed if not extras_of(one.wanted.problem)]
-        if len(plain) == len(observed) or sum(bool(one.mismatches) for one in plain) < LEAST_PLAIN:
+        wrong, asker = [one.wanted.problem for one in plain if one.mismatches], self.asker(plain)
+        if len(plain) == len(observed) or len(wrong) < 2 or (asker and not overlooks_scale(asker.output, wrong[0])):
             return None
-        asker = self.asker(plain)
         if asker is not None:
             configs = dict.fromkeys((*CONFIGS, *(one.case.config for one in plain)))
             calls = (generic(one) for one in configs if not extras_of(generic(one)))
             answered = [call.config for call in calls if asker.ask(call) is not None]
             asker = Asker(self.subject, asker.seconds, tuple(answered[:MOST_CONFIGS]))
-        progress, few = self.progress, [one.case for one in plain]
-        return diagnose(
-            self.subject, few, bugs=self.bugs, experiments=asker or False, known=self.known, progress=progress
-        )
+        return self.anew(self.subject, [one.case for one in plain], asker or False)
+
+    def anew(self, subject: Subject, cases: Sequence[Case], asker: Asker | bool) -> Diagnosis:
+        return diagnose(subject, cases, bugs=self.bugs, experiments=asker, known=self.known, progress=self.progress)
 
     def seen_as(self, kind: Callable[[Subject], Seen]) -> Diagnosis:
         """Return the diagnosis of the subject seen another way, with experiments as the subject itself has them."""
         subject, asker = kind(self.subject), self.experiments
         if isinstance(asker, Asker):
             asker = Asker(subject, asker.seconds, asker.configs)
-        progress = self.progress
-        return diagnose(subject, self.cases, bugs=self.bugs, experiments=asker, known=self.known, progress=progress)
+        return self.anew(subject, self.cases, asker)
 
 
 def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:

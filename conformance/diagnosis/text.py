@@ -13,7 +13,6 @@ from mha_core.errors import listed
 
 ENDED = "The diagnosis ended early, so no reason is known:"
 ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
-DECLARE = "declare it (`capabilities = Capabilities()`, docs/subjects.md) or raise CannotExpress there"
 NOTHING = " There is nothing to explain."
 CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
 
@@ -151,10 +150,8 @@ def _nearly(diagnosis: Diagnosis) -> str:
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
     """Return one line on the failing cases that a cause in plain calls is not said of, and what to declare."""
     others = len(diagnosis.failing) - len(plain.failing)
-    return (
-        f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. Maybe the layer does not take "
-        f"these, which is no fault: {DECLARE}."
-    )
+    fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
+    return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
 
 
 KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
 from mha_core.errors import listed
 
 TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
 """Relative differences up to which numbers are equal, and up to which they are said to be little; and how many places
 of those that are wrong are said."""
 TIMES = "the right one times"
+OTHER_SCALE = 0.3
+
+
+def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Problem) -> bool:
+    """Return whether a layer gives the same `output` for a problem with another scale: it takes none."""
+    scaled = replace(problem, config=replace(problem.config, scale=OTHER_SCALE))
+    own, other = output(problem), output(scaled)
+    return own is not None and other is not None and np.array_equal(own, other, equal_nan=True)
 
 
 def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:

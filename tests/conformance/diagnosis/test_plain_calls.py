@@ -51,7 +51,7 @@ def test_a_cause_in_plain_calls_is_named_though_others_fail_too(experiments):
     assert told.seen[0].startswith(
         "Not explained: 4 cases with an additive bias, a given scale, score 'additive' and 1"
     )
-    assert "capabilities = Capabilities()" in told.seen[0]
+    assert "declare `capabilities`" in told.seen[0]
 
 
 def test_a_layer_that_is_right_in_plain_calls_has_no_cause_there():
