@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-import numpy as np
-
 STREAMS = ("stdout", "stderr")
 
 _spare: dict[str, int] = {}
@@ -46,6 +44,8 @@ def kept_surroundings() -> Iterator[None]:
 @contextmanager
 def kept_numpy() -> Iterator[None]:
     """Return a context after which NumPy's and Python's own functions are what they were, whatever was put there."""
+    import numpy as np  # the command line imports this module, and its help needs no NumPy
+
     before = [(vars(module), dict(vars(module))) for module in (builtins, np, np.linalg)]
     options, errors = np.get_printoptions(), np.geterr()
     try:
