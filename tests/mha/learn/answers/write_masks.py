@@ -113,7 +113,7 @@ writes-past: I write the zeros into the caller's cache.
     for b in range(len(past)):
         past[b][:, padding[b, :past.shape[2]]] = 0
     return np.concatenate([past, new], axis=2)
-new-zeroed-too: I zero the padding among the new keys too.
+right new-zeroed-too: I zero the padding among the new keys too, which is 0 already.
     keys = new if past is None else np.concatenate([past, new], axis=2)
     return np.where(padding[:, None, :, None], 0.0, keys)
 past-alone: I return the cache without the new keys.
