@@ -197,7 +197,7 @@ def place(error: BaseException) -> str:
 
 
 BY_ASSIGNMENT = "by assignment"
-"""What a message says of an array of which items were written, as by x[i] = y, and not all as by x *= y."""
+"""Words in a message on an array of which some items were written, as by x[i] = y, and not all, as by x *= y."""
 
 
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:

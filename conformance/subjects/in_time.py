@@ -28,7 +28,7 @@ Answer = tuple[Any, BaseException | None]
 """(the result of a job, None), or (None, the exception that it raised)."""
 
 IS_ALONE = sys.platform == "emscripten"
-"""Whether there are no threads and no processes, as in a browser, whose page keeps the time."""
+"""True where Python has no threads and processes, as in a browser, whose page keeps the time."""
 
 _limit = 0.0
 """Seconds that what runs `alone` may take; 0 while nothing does."""

@@ -34,7 +34,7 @@ LEARNERS = "learn-"
 
 @dataclass(frozen=True)
 class Home:
-    """What a worker process is for, such as one framework. A process does work for one Home only.
+    """A purpose of a worker process, such as one framework. A process does work for one Home only.
 
     Args:
         name: a backend's name, a subject's MODULE:NAME, or `NUMPY` for this project's own code.

@@ -303,7 +303,7 @@ def check_choices(
 
 
 def _go_together(form: Format, layout: Layout) -> bool:
-    """Whether a file of this format may hold a layer of this layout, as far as frameworks go."""
+    """Return whether format and layout are of one framework, or either is of none."""
     return not (form.framework and layout.framework) or form.framework == layout.framework
 
 

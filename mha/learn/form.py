@@ -121,7 +121,7 @@ ELSEWHERE = {
     "'int'? ?object cannot be interpreted|data type .* not understood": "in NumPy shapes and axes of several numbers "
     "stand in one tuple",
 }
-"""What another framework's way of writing raises in NumPy -> how NumPy has it."""
+"""Error that NumPy raises for another framework's way of writing -> NumPy's own way."""
 
 
 def of_order(

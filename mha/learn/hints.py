@@ -152,7 +152,7 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
 
 
 def _run(exercise: StepExercise, folder: Path, places: Sequence[Place]) -> list[Answer]:
-    """What the learner's file gives in further cases, up to the first that fails."""
+    """Return the answers of the learner's file in further cases, up to the first that fails."""
     try:
         made = run_on(exercise, str((folder / exercise.file).resolve()), places).answers
     except WorkerDied:

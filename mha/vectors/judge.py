@@ -210,10 +210,10 @@ def problem_of(row: Mapping[str, Any], vector: Mapping[str, NDArray]) -> Problem
         window=None if call["window"] is None else tuple(call["window"]),
     )
     rotary = {name: given[name] for name in OF_ROTARY if name in given}
-    own = {name: given.get(name) for name in (*OF_CALL, "dropout_keep", "cotangent") if name != "bias"}
+    own: dict[str, Any] = {name: given.get(name) for name in (*OF_CALL, "dropout_keep", "cotangent") if name != "bias"}
     if row["form"] == "heads" and own["cotangent"] is not None:
         own["cotangent"] = merge_heads(own["cotangent"])
-    inputs = AttentionInputs(**own, mask=mask, rotary=RotaryInputs(**rotary) if rotary else None)  # type: ignore[arg-type]
+    inputs = AttentionInputs(**own, mask=mask, rotary=RotaryInputs(**rotary) if rotary else None)
     return Problem(config, of("weights/"), inputs)
 
 

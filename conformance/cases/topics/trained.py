@@ -22,7 +22,7 @@ from mha_core.weights import check_weights
 FIXTURE = Path(__file__).parents[1] / "data" / "minilm.safetensors"
 
 CONFIG, SENTENCES, LENGTH = AttentionConfig(embed_dim=384, num_heads=12, bias=True), 8, 17
-"""Of both layers, as the file says; so the table of cases needs no file."""
+"""Config, sentences and tokens of both layers, as in the file, which the table of cases therefore need not read."""
 
 DTYPES = {"F64": "<f8", "I64": "<i8", "U16": "<u2"}
 """The format's names of dtypes -> those of NumPy."""

@@ -98,7 +98,7 @@ def to_svg(made: Figure, caption: str) -> str:
 
 
 LICENCE = "mha-parity, Apache-2.0"
-"""What stands in a figure that is taken away."""
+"""A line in the file of a figure that is downloaded."""
 
 
 def to_html(made: Figure, caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -114,7 +114,7 @@ def to_html(made: Figure, caption: str, head: Sequence[str], rows: Iterable[Sequ
 
 
 DOWNLOAD = "<!-- download -->"
-"""Where the link to a figure's file stands."""
+"""A mark that the link to a figure's file replaces."""
 
 
 def with_download(html: str, name: str) -> str:

@@ -268,7 +268,7 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
 
 
 def _is_said(line: str, shapes: Sequence[str]) -> bool:
-    """Whether a line on a case says what one on shapes has said of the same case."""
+    """Return whether a line on a case repeats one on shapes of the same case."""
     head, _, said = line.partition(", ")
     return any(said.partition(": ")[2] in one and f"({head.lower()}, " in one for one in shapes if said)
 
