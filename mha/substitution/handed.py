@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha.recordings.at_seam import intercepted, prove
+from mha.recordings.function_bugs import has_sinks
 from mha.recordings.hooks import hooks_of
 from mha.recordings.modules.diagnosed import DIFFERS, FOLLOWS
 from mha.recordings.recording import HANDED_KEY, METADATA_KEY, Recording
-from mha.recordings.seam_bugs import has_sinks
 from mha.substitution.allowance import FACTOR
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.substitute import Substitution
