@@ -124,7 +124,7 @@ def test_every_case_subject_and_version_is_there():
 
 def test_the_verdict_is_what_the_terminal_says():
     from conformance.cases.table import select
-    from conformance.runner import run_all
+    from tests.conformance.running import run_all
 
     results = list(run_all(select(CASES[1:3]), SUBJECTS))
     assert report.verdict(results) in Page(render(report.to_json(results, {}))).text

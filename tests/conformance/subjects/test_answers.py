@@ -10,13 +10,13 @@ import pytest
 
 from conformance.bounds.precision import Precision
 from conformance.judging.expected import expected
-from conformance.runner import run_all
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.backend import ReferenceSubject
 from conformance.subjects.handout import copy_in_layout
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.reference import pipeline as reference
+from tests.conformance.running import run_all
 from tests.conformance.subjects.own_layer import FUNCTION, PRIME, RIGHT, judge
 
 PREPARE = "class subject:\n    def prepare(self, config, weights):\n        "

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cases.table import all_cases, select_asked
-from conformance.runner import run_all
 from conformance.subjects.function import known_options
 from conformance.subjects.load import load_subject
 from mha.cli.main import main
+from tests.conformance.running import run_all
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and PyTorch, whose release is the same there
 
