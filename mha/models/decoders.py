@@ -27,7 +27,7 @@ from mha.recipes.live_probe import check_site
 from mha.rotary import TURNS
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import one_line, shown
-from mha_core.parts.angles import FURTHEST, in_words, positions_in
+from mha_core.parts.rotary import FURTHEST, in_words, positions_in
 from mha_core.weights import Weights
 
 BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")

@@ -37,7 +37,7 @@ from mha_core import Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.masks import padding_keys
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed
-from mha_core.parts.angles import base_in, in_words, positions_in
+from mha_core.parts.rotary import base_in, in_words, positions_in
 from mha_core.reference.forward import PROJECTED
 
 

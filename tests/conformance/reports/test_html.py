@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from conformance.reports import text as report
-from conformance.reports.html import render, write_html
-from conformance.reports.html_view import HEAT_STEPS, ratio
+from conformance.reports.html import HEAT_STEPS, ratio, render, write_html
 from mha.schemas import schema
 from mha_core import STAGES, SpecError
 from mha_core.files.writing import jsonable, write_json
