@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -246,18 +246,12 @@ def _measure(
     own_step = isinstance(known.cache, Cache) and callable(known.cache.step)
     live = known.live if own_step and relation.group == "decoding" else known.live.fresh()
     known = replace(known, live=known.live)
-    with _quietly(), live.running(allowance.dtype) as run:
+    with np.errstate(all="ignore"), live.running(allowance.dtype) as run:
         trial = Trial(live, run, known.template, size, allowance.dtype, kept)
         pair = relation.ask(trial, known)
     check_same_shape(pair)
     found = apart(*pair.numbers(known.template.axes), allowance)
     return found, _code(live, trial, pair, known, named)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def _code(live: Live, trial: Trial, pair: Pair, known: Known, named: str | None) -> str:

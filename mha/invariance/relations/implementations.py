@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.invariance.given import Given
-from mha.invariance.relations.hiding import plain_and_padded
+from mha.invariance.relations.hiding import no_keys, plain_and_padded
 from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import Arguments, Trial
 
@@ -30,11 +30,8 @@ def _eager(trial: Trial, known: Known) -> Pair:
     return worst(trial, known, *(partial(_implementations, trial, *one) for one in calls))
 
 
-def _no_keys(known: Known) -> str | None:
-    reason = _switchable(known)
-    if reason is None and not any(one.form == "keys" for one in known.masks):
-        return "it has no mask of keys (B, L)"
-    return reason
+def _not_switchable_padded(known: Known) -> str | None:
+    return _switchable(known) or no_keys(known)
 
 
 def _eager_padded(trial: Trial, known: Known) -> Pair:
@@ -74,10 +71,7 @@ def _not_fast(known: Known) -> str | None:
 
 
 def _not_fast_padded(known: Known) -> str | None:
-    reason = _not_fast(known)
-    if reason is None and not any(one.form == "keys" for one in known.masks):
-        return "it has no mask of keys (B, L)"
-    return reason
+    return _not_fast(known) or no_keys(known)
 
 
 def _fast_padded(trial: Trial, known: Known) -> Pair:
@@ -176,7 +170,7 @@ ROWS = (
         "implementations",
         "Eager and sdpa give the same of an item of padding alone.",
         _eager_padded,
-        _no_keys,
+        _not_switchable_padded,
         rounds=True,
     ),
     Relation(

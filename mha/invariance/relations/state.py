@@ -13,6 +13,7 @@ import numpy as np
 from mha.invariance.given import Given, Ref
 from mha.invariance.live import Live
 from mha.invariance.masks import Mask
+from mha.invariance.relations.hiding import no_mask
 from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import Answer, Size, Trial
 from mha_core import SpecError
@@ -140,10 +141,6 @@ def _content(trial: Trial, known: Known) -> None:
     trial.call(trial.other(trial.x(), 0))
 
 
-def _why_not_masked(known: Known) -> str | None:
-    return None if known.masks else "it has no mask argument"
-
-
 def _why_not_training(known: Known) -> str | None:
     model = known.live.asked
     own = known.live.hooks is not None and callable(getattr(model, "train", None))
@@ -257,7 +254,7 @@ ROWS = (
         "state",
         "A call gives the same after one with another mask.",
         _after_masked,
-        _why_not_masked,
+        no_mask,
         brief=True,
     ),
     Relation(
