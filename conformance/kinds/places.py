@@ -26,10 +26,6 @@ Get = Callable[[State, Step], Any]
 Put = Callable[[State, Step, Any], Any]
 
 
-def _result(state: State, beneath: Step) -> Any:
-    return beneath(state)
-
-
 def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
@@ -57,7 +53,7 @@ class Place:
     words: str
     axes: Axes
     step: str = ""
-    get: Get = _result
+    get: Get = lambda state, beneath: beneath(state)
     put: Put = _in_its_place
     gauge: int | None = None
     says: str = ARE

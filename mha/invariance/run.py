@@ -106,7 +106,7 @@ def _look(
 ) -> tuple[Known, list[str], Allowances]:  # fmt: skip
     """What is found of a model before it is asked."""
     notes = []
-    if _training(live):
+    if live.framework == "torch" and live.hooks is not None and bool(live.asked.training):
         live.asked.eval()
         notes.append("it was in training: asked in eval()")
 
@@ -166,10 +166,6 @@ def _has_cache(cache: Cache | str, live: Live) -> bool:
         and live.config is None
         and not any(one in live.signature for one in ("mask", "attn_mask", "allowed", "causal", "is_causal"))
     )
-
-
-def _training(live: Live) -> bool:
-    return live.framework == "torch" and live.hooks is not None and bool(live.asked.training)
 
 
 def _asked(relation: Relation, known: Known, allowances: Allowances, named: str | None, limit: float) -> Result:

@@ -35,10 +35,6 @@ def _later(trial: Trial, known: Known, *, masked: bool = False) -> Pair:
     return Pair(first, trial.call(changed(trial, x, same), more).out, same)
 
 
-def _not_causal_masked(known: Known) -> str | None:
-    return _not_causal(known) or _no_padding(known)
-
-
 def _shorter(trial: Trial, known: Known) -> Pair:
     """The first positions alone, an odd number of them, give what they give with later ones behind them."""
     cut, axis = min(trial.size.length // 2 | 1, trial.size.length - 1), trial.template.axes[1]
@@ -343,7 +339,7 @@ ROWS = (
         "causality",
         "Other tokens later change nothing earlier where a mask hides padding, either.",
         partial(_later, masked=True),
-        _not_causal_masked,
+        lambda known: _not_causal(known) or _no_padding(known),
         length=3,
         brief=True,
     ),

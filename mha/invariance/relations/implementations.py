@@ -30,10 +30,6 @@ def _eager(trial: Trial, known: Known) -> Pair:
     return worst(trial, known, *(partial(_implementations, trial, *one) for one in calls))
 
 
-def _not_switchable_padded(known: Known) -> str | None:
-    return _switchable(known) or no_keys(known)
-
-
 def _eager_padded(trial: Trial, known: Known) -> Pair:
     """The same of an item without any key."""
     mask = next(one for one in known.masks if one.form == "keys")
@@ -70,14 +66,6 @@ def _not_fast(known: Known) -> str | None:
     return None if found else "it holds no layer with a fast path"
 
 
-def _not_fast_padded(known: Known) -> str | None:
-    return _not_fast(known) or no_keys(known)
-
-
-def _fast_padded(trial: Trial, known: Known) -> Pair:
-    return replace(_fast(trial, known), counted=None)
-
-
 def _fast(trial: Trial, known: Known) -> Pair:
     import torch
 
@@ -97,10 +85,6 @@ def _fast(trial: Trial, known: Known) -> Pair:
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
     return Pair(found[0], found[1], real)
-
-
-def _not_compiled(known: Known) -> str | None:
-    return None if known.live.compiled is not None else "it is not given compiled"
 
 
 def _compiled(trial: Trial, known: Known) -> Pair:
@@ -170,7 +154,7 @@ ROWS = (
         "implementations",
         "Eager and sdpa give the same of an item of padding alone.",
         _eager_padded,
-        _not_switchable_padded,
+        lambda known: _switchable(known) or no_keys(known),
         rounds=True,
     ),
     Relation(
@@ -186,8 +170,8 @@ ROWS = (
         "implementation-fast-padded",
         "implementations",
         "With the fast path and without, the same in padding too.",
-        _fast_padded,
-        _not_fast_padded,
+        lambda trial, known: replace(_fast(trial, known), counted=None),
+        lambda known: _not_fast(known) or no_keys(known),
         length=3,
         rounds=True,
     ),
@@ -196,7 +180,7 @@ ROWS = (
         "implementations",
         "Compiled, it gives what it gives otherwise.",
         _compiled,
-        _not_compiled,
+        lambda known: None if known.live.compiled is not None else "it is not given compiled",
         rounds=True,
     ),
     Relation(

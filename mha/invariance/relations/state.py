@@ -21,10 +21,6 @@ from mha_core import SpecError
 # State
 
 
-def _second(trial: Trial, known: Known) -> Pair:
-    return Pair(trial.call(trial.x()).out, trial.call(trial.x()).out)
-
-
 @contextmanager
 def _beside(trial: Trial, live: Live, name: str) -> Iterator[Trial]:
     """Calls of another model beside those of this one."""
@@ -147,16 +143,8 @@ def _why_not_training(known: Known) -> str | None:
     return None if own and callable(getattr(model, "eval", None)) else "it has no train() and eval()"
 
 
-def _why_not_dtype(known: Known) -> str | None:
-    return None if known.live.native is not None else "a function has no dtype of its own"
-
-
 def _why_not_copied(known: Known) -> str | None:
     return "no second one can be had" if known.live.fresh() is known.live else None
-
-
-def _why_not_second(known: Known) -> str | None:
-    return None if known.live.can_make else _why_not_copied(known)
 
 
 def _two(trial: Trial, known: Known) -> Pair:
@@ -233,7 +221,14 @@ def _given(trial: Trial, name: str, more: Mapping[str, Given]) -> Pair:
 
 
 ROWS = (
-    Relation("random-twice", "state", "A second call gives the same.", _second, length=1, brief=True),
+    Relation(
+        "random-twice",
+        "state",
+        "A second call gives the same.",
+        lambda trial, known: Pair(trial.call(trial.x()).out, trial.call(trial.x()).out),
+        length=1,
+        brief=True,
+    ),
     Relation(
         "state-content",
         "state",
@@ -262,7 +257,7 @@ ROWS = (
         "state",
         "A call gives the same after one in another dtype.",
         _after(_other_dtype),
-        _why_not_dtype,
+        lambda known: None if known.live.native is not None else "a function has no dtype of its own",
         brief=True,
     ),
     Relation(
@@ -285,7 +280,7 @@ SECOND = (
         "state",
         "A call gives the same after one of a second instance.",
         _two,
-        _why_not_second,
+        lambda known: None if known.live.can_make else _why_not_copied(known),
         brief=True,
     ),
     Relation(
