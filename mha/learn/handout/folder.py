@@ -245,6 +245,3 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
         else:
             lines.append(f"{name} = {round(value, DIGITS) if isinstance(value, float) else value}")
     return lines
-
-
-__all__ = ["DIGITS", "example"]
