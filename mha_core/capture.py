@@ -46,7 +46,11 @@ class ReadCall(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The arrays of a module that was run forward and backward, in NumPy.
+    """The arrays of a module run forward and backward, in NumPy, by `pulled` of `backends.NAME.native.modules`.
+
+    That function is given `held`, the module; `dtype`, that of its parameters in this run (None: their own); `call`:
+    (the module as a function, inputs) -> dict place -> output; `inputs`: place (a path among the arguments) -> input;
+    `cotangents`: place of an output -> gradient of some loss with respect to it, which is 0 for any other output.
 
     Args:
         outputs: place -> output. A place is a path in nested containers, such as ("0",) for the first item.

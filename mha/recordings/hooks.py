@@ -71,7 +71,7 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
+        """Return a context that runs `seen(name, layer, arguments by name, output)` after each call of a chosen layer.
 
         If `seen` returns something else than None, that replaces the output. Before the call, `begun(name, layer,
         call)` runs, where `call` is a result of `mha_core.capture.as_called`. For the calls of a module inside a scan,

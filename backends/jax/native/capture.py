@@ -68,10 +68,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which every call of a chosen module ends with seen(name, module, arguments by name, output).
-
-    What `seen` returns takes the place of the output, unless it is None. If there is `begun`, a call starts with
-    begun(name, module, arguments as they are given).
+    """Return a context in which `seen` is told of every call of a chosen module: see `mha.recordings.hooks.Hooks`.
 
     A linen model makes new modules in each call, so `choose` is called at each call of a module.
     """

@@ -192,15 +192,7 @@ def pulled(
     inputs: Mapping[Any, jax.Array],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run one module forward and backward. Return its outputs, and the gradients of inputs and parameters.
-
-    Args:
-        held: the module, as `hold` returns it.
-        dtype: the dtype that its variables have in this run; None: their own.
-        call: (the module as a function, inputs) -> dict place -> output.
-        inputs: place (a path among the arguments) -> input. Their gradients are computed.
-        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
-    """
+    """Run one module forward and backward, as `Pulled` says."""
     within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
     with within as run:
         if isinstance(held, HeldLinen):

@@ -73,10 +73,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which every call of a chosen block ends with seen(name, block, arguments by name, output).
-
-    What `seen` returns takes the place of the output, unless it is None. If there is `begun`, a call starts with
-    begun(name, block, arguments as they are given).
+    """Return a context in which `seen` is told of every call of a chosen block: see `mha.recordings.hooks.Hooks`.
 
     Gluon's own hooks do not get keyword arguments. So in the context, each chosen block has a `forward` of its own.
     """

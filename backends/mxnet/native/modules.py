@@ -116,15 +116,7 @@ def pulled(
     inputs: Mapping[Any, Any],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run one block forward and backward. Return its outputs, and the gradients of inputs and parameters.
-
-    Args:
-        held: the block.
-        dtype: the dtype that its parameters have in this run; None: their own.
-        call: (the block as a function, inputs) -> dict place -> output.
-        inputs: place (a path among the arguments) -> input. Their gradients are computed.
-        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
-    """
+    """Run one block forward and backward, as `Pulled` says."""
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         try:
             return _pulled(held, run, call, inputs, cotangents, by=inputs)

@@ -107,10 +107,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which every call of a chosen layer ends with seen(name, layer, arguments by name, output).
-
-    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, layer,
-    arguments as they are given).
+    """Return a context in which `seen` is told of every call of a chosen layer: see `mha.recordings.hooks.Hooks`.
 
     Keras has no hooks: in the context, each chosen layer has its own `call` in place of that of its class.
     """

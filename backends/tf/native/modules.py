@@ -108,15 +108,7 @@ def pulled(
     inputs: Mapping[Any, tf.Tensor],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run one layer forward and backward. Return its outputs, and the gradients of inputs and parameters.
-
-    Args:
-        held: the layer.
-        dtype: the dtype that its variables have in this run; None: their own.
-        call: (the layer as a function, inputs) -> dict place -> output.
-        inputs: place (a path among the arguments) -> input. Their gradients are computed.
-        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
-    """
+    """Run one layer forward and backward, as `Pulled` says."""
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         leaves = {place: tf.identity(one) for place, one in inputs.items()}
         trained = {id(variable) for variable in held.trainable_variables}

@@ -89,10 +89,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which every call of a chosen module ends with seen(name, module, arguments by name, output).
-
-    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, module,
-    arguments as they are given).
+    """Return a context in which `seen` is told of every call of a chosen module: see `mha.recordings.hooks.Hooks`.
 
     Forward hooks disable the fast paths that would skip the modules inside. Only encoders with nested tensors keep
     theirs, so it is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder

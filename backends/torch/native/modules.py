@@ -141,15 +141,7 @@ def pulled(
     inputs: Mapping[Any, torch.Tensor],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run one module forward and backward. Return its outputs, and the gradients of inputs and parameters.
-
-    Args:
-        held: the module.
-        dtype: the dtype that its parameters have in this run; None: their own.
-        call: (the module as a function, inputs) -> dict place -> output.
-        inputs: place (a path among the arguments) -> input. Their gradients are computed.
-        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
-    """
+    """Run one module forward and backward, as `Pulled` says."""
     with nullcontext(held) if dtype is None else computing(held, dtype) as run, torch.enable_grad():
         leaves = {place: one.detach().clone().requires_grad_() for place, one in inputs.items()}
         parameters = {name: one for name, one in parameters_of(held).items() if one.requires_grad}
