@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
-from mha_core.call.rotary import RotaryInputs
-from mha_core.config import AttentionConfig
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, init_weights
 from mha_core.dtypes import round_to
 from mha_core.parts.rotary import tables
 from mha_core.reference.pipeline import run
-from mha_core.weights import Weights, init_weights
+from mha_core.weights import Weights
 
 DIRECTIONS = ("forward", "gradients")  # the output alone; the output, and the gradients of input and parameters
 

@@ -20,14 +20,12 @@ from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.programs import CompilerOptions, KeptProgram, accepted, kept_in, origin
 from backends.jax.weights import Variables, from_weights, to_canonical
+from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import BLOCK, OPTIMIZED, Backend, Prepared, Run
 from mha_core.call.call import Call
-from mha_core.call.inputs import AttentionInputs
 from mha_core.call.results import exposed
 from mha_core.call.symbols import Rules, put_together, symbols_of, taken_apart
-from mha_core.config import AttentionConfig
 from mha_core.files.kept import Kept
-from mha_core.stages import Trace
 from mha_core.weights import Weights
 
 METHODS: dict[str, dict[str, Any]] = {

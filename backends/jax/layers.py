@@ -29,16 +29,12 @@ from backends.jax.ops.masks import Mask, Window, build_mask, placed
 from backends.jax.ops.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.jax.ops.rotary import rotary_tables, rotate
 from backends.jax.ops.scores import AdditiveScore, DotScore
+from mha_core import AttentionConfig, AttentionMask, ProjectionBias, QueryKeyNorm, Rotary, RotaryInputs, weight_shapes
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
-from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
-from mha_core.call.rotary import RotaryInputs
-from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
-from mha_core.parts.query_key_norm import QueryKeyNorm
-from mha_core.parts.rotary import Rotary
-from mha_core.weights import weight_shapes
+from mha_core.config import ScoreName, check_size
 
 
 class MultiHeadAttention(nn.Module):

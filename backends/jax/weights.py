@@ -16,11 +16,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.ops.framework import check_enabled, to_numpy
-from mha_core.config import AttentionConfig
+from mha_core import AttentionConfig, QueryKeyNorm, SpecError, check_weights, weight_shapes
 from mha_core.dtypes import round_to
-from mha_core.errors import SpecError
-from mha_core.parts.query_key_norm import NORMS, QueryKeyNorm
-from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
+from mha_core.parts.query_key_norm import NORMS
+from mha_core.weights import Weights, common_dtype
 
 Variables = Mapping[str, Any]
 """The variables of a layer, {"params": {...}}: `layer.init` returns them, `layer.apply` takes them."""

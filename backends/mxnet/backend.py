@@ -9,12 +9,10 @@ from typing import Any
 from backends.mxnet.ops import framework
 from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from backends.mxnet.weights import from_weights, named_parameters
+from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import BLOCK, Backend, Prepared, Run
 from mha_core.call.call import Call
-from mha_core.call.inputs import AttentionInputs
 from mha_core.call.results import Attended, Stages, exposed
-from mha_core.config import AttentionConfig
-from mha_core.stages import Trace
 from mha_core.weights import Weights
 
 Compute = Callable[[Call[Any]], Stages[mx.np.ndarray] | Attended[mx.np.ndarray]]

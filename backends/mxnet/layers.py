@@ -25,13 +25,12 @@ from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, p
 from backends.mxnet.ops.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.mxnet.ops.rotary import rotary_tables, rotate
 from backends.mxnet.ops.scores import AdditiveScore, DotScore
+from mha_core import AttentionConfig, AttentionMask, ProjectionBias, RotaryInputs
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
-from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
-from mha_core.call.rotary import RotaryInputs
-from mha_core.config import AttentionConfig, ProjectionBias, check_size
+from mha_core.config import check_size
 
 
 @mx.util.use_np

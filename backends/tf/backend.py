@@ -15,15 +15,11 @@ from backends.tf.layers import MultiHeadAttention
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import assign, canonical, from_weights, variables
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, Trace
 from mha_core.backend import BLOCK, Backend, Prepared, Run
 from mha_core.call.call import FLOATS, Call
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
-from mha_core.call.rotary import RotaryInputs
 from mha_core.call.symbols import symbols_of
-from mha_core.config import AttentionConfig
-from mha_core.stages import Trace
 from mha_core.weights import Weights
 
 Tensors = dict[str, tf.Tensor]

@@ -29,12 +29,11 @@ from backends.tf.ops.masks import Mask, Window, build_mask
 from backends.tf.ops.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.tf.ops.rotary import rotary_tables, rotate
 from backends.tf.ops.scores import AdditiveScore, DotScore
+from mha_core import AttentionConfig, AttentionMask, ProjectionBias, RotaryInputs
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
-from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
-from mha_core.call.rotary import RotaryInputs
-from mha_core.config import AttentionConfig, ProjectionBias, check_size
+from mha_core.config import check_size
 
 
 @keras.saving.register_keras_serializable(package="mha")

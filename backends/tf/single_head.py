@@ -13,12 +13,11 @@ from backends.tf.ops.framework import Shape, spec_errors_kept
 from backends.tf.ops.layer import AttentionLayer, input_widths
 from backends.tf.ops.masks import Mask, Window, build_mask
 from backends.tf.ops.scores import AdditiveScore, DotScore
+from mha_core import AttentionMask, SpecError
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_same_width
-from mha_core.call.masks import AttentionMask
 from mha_core.config import check_size
-from mha_core.errors import SpecError
 
 
 class _AttentionWithoutHeads(AttentionLayer):

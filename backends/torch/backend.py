@@ -17,15 +17,11 @@ from backends.torch.layers import MultiHeadAttention
 from backends.torch.ops import framework
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.weights import from_weights
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, Trace
 from mha_core.backend import BLOCK, Backend, Prepared, Run, SoftmaxKernel
 from mha_core.call.call import Call
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, exposed
-from mha_core.call.rotary import RotaryInputs
 from mha_core.call.symbols import Rules, put_together, shapes_at, symbols_of, taken_apart
-from mha_core.config import AttentionConfig
-from mha_core.stages import Trace
 from mha_core.weights import Weights
 
 OTHER_SIZES = {"b": 5, "q": 11, "n": 13, "p": 17}

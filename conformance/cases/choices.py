@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mha_core import AttentionConfig
+from mha_core import AttentionConfig, QueryKeyNorm, Rotary
 from mha_core.call.arguments import CallSizes
 from mha_core.config import PROJECTIONS
-from mha_core.parts.query_key_norm import QueryKeyNorm
-from mha_core.parts.rotary import Rotary
 
 Choose = Callable[[str, Sequence[Any]], Any]
 """(name of the choice, options, simplest first) -> one of the options."""

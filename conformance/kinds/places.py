@@ -15,9 +15,8 @@ from conformance.kinds.change import Change, Setting
 from conformance.kinds.made import bug_of, stage_of, with_inputs, with_parameters
 from conformance.kinds.published import cosines, nearness
 from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core import STAGES
+from mha_core import STAGES, SpecError
 from mha_core.call.masks import additive_bias
-from mha_core.errors import SpecError
 from mha_core.reference.forward import PROJECTED, dropout_factor
 from mha_core.reference.state import State, Step
 

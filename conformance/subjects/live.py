@@ -9,13 +9,12 @@ import numpy as np
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.subjects.ask import CannotExpress, SubjectFailed
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
+from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import Run
 from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import one_line
 from mha_core.live.probe import Reading, as_it_was
-from mha_core.stages import STAGES
 from mha_core.weights import Weights, rounded_weights
 
 SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")

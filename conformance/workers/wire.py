@@ -26,13 +26,15 @@ from mha_core import (
     AttentionConfig,
     AttentionInputs,
     AttentionMask,
+    BackendError,
+    ProjectionBias,
     QueryKeyNorm,
     Rotary,
     RotaryInputs,
+    SpecError,
 )
 from mha_core.backend import SoftmaxKernel
-from mha_core.config import ProjectionBias
-from mha_core.errors import BackendError, BackendNotInstalled, ErrorElsewhere, SpecError, one_line
+from mha_core.errors import BackendNotInstalled, ErrorElsewhere, one_line
 from mha_core.parts.frequencies import RULES
 
 Class = TypeVar("Class", bound=type)

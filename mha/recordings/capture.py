@@ -34,12 +34,11 @@ from mha.recordings.modules.recorder import LIMIT
 from mha.recordings.modules.whole import WholeRecording, recorded_modules
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha.recordings.tokens import Tokens
-from mha_core import SpecError
+from mha_core import SpecError, check_weights
 from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to
 from mha_core.errors import listed, one_line
 from mha_core.live.probe import SWITCH
-from mha_core.weights import check_weights
 
 __all__ = ["Adapter", "Call", "Capture", "Hooks", "adapters_for", "capture", "hooks_of", "register", "unregister"]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError
+from mha_core import STAGES, AttentionConfig, AttentionInputs, SpecError, stage_shapes
 from mha_core.dtypes import check_held, storage_dtype
-from mha_core.stages import stage_shapes
 from mha_core.weights import Weights
 
 FORMAT = 1

@@ -27,9 +27,7 @@ from backends.jax.native.seam import intercept_attention as intercept_attention
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import has_values, to_numpy
 from backends.jax.weights import to_weights
-from mha_core import layouts
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
+from mha_core import AttentionInputs, AttentionMask, SpecError, layouts
 from mha_core.capture import (
     LayerAdapter,
     ReadCall,
@@ -43,7 +41,6 @@ from mha_core.capture import (
     refuse_dropout,
     takes_lens,
 )
-from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:

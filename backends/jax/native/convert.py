@@ -20,13 +20,12 @@ from backends.jax.native import live_probe, trees
 from backends.jax.native.d2l import D2lMultiHeadAttention
 from backends.jax.ops.framework import check_enabled, to_numpy
 from backends.jax.weights import Variables
-from mha_core import layouts
-from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core import AttentionConfig, SpecError, check_weights, layouts
+from mha_core.config import PROJECTIONS
 from mha_core.dtypes import round_to
-from mha_core.errors import SpecError
 from mha_core.layouts import Layout
 from mha_core.subject import one_width
-from mha_core.weights import Weights, check_weights, common_dtype
+from mha_core.weights import Weights, common_dtype
 
 LINEN, NNX, D2L = (layouts.get(name) for name in ("linen", "nnx", "d2l-jax"))
 

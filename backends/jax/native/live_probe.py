@@ -22,9 +22,8 @@ from backends.jax.backend import COMPILER_OPTIONS
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import JAX_DTYPES, has_values, scope, to_numpy
 from backends.jax.weights import Variables
-from mha_core.call.inputs import AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.masks import allowed_keys
-from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES
 from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 from mha_core.weights import Weights

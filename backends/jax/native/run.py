@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from backends.jax.backend import COMPILER_OPTIONS
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import Run
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask, allowed_keys
-from mha_core.config import AttentionConfig
-from mha_core.stages import Trace
+from mha_core.call.masks import allowed_keys
 from mha_core.subject import NativeSubject
 from mha_core.weights import Weights
 

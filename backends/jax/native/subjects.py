@@ -24,9 +24,8 @@ from backends.jax.native.convert import D2L, LINEN, NNX, flat_arrays, to_d2l, to
 from backends.jax.native.run import Forward, JaxSubject, Stages, bool_mask
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
-from mha_core.call.inputs import AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.masks import as_valid_lens
-from mha_core.config import AttentionConfig
 from mha_core.features import WIDTHS
 from mha_core.layouts import canonical_gradients
 from mha_core.subject import OPERATION, Capabilities

@@ -16,12 +16,10 @@ from backends.mxnet.native import live_probe
 from backends.mxnet.native.cells import DenseAttention, InterleavedEncDecAttention, InterleavedSelfAttention, legacy
 from backends.mxnet.native.d2l import D2lMultiHeadAttention
 from backends.mxnet.ops.framework import check_computes, mx, to_array, to_numpy
-from mha_core import layouts
-from mha_core.config import AttentionConfig
-from mha_core.errors import SpecError
+from mha_core import AttentionConfig, SpecError, check_weights, layouts
 from mha_core.layouts import Layout
 from mha_core.subject import one_width
-from mha_core.weights import Weights, check_weights, common_dtype
+from mha_core.weights import Weights, common_dtype
 
 LAYOUTS = ("d2l-mxnet", "mxnet-selfatt", "mxnet-encdec")
 """The layouts that a Gluon block can have here."""

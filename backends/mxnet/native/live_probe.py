@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from backends.mxnet.native.cells import LARGE, legacy
 from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
-from mha_core.call.inputs import AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys
-from mha_core.config import AttentionConfig
 from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 

@@ -19,13 +19,10 @@ from numpy.typing import NDArray
 from backends.mxnet.native.cells import LARGE, legacy
 from backends.mxnet.native.convert import LAYOUT_OF, parameter_gradients, to_native
 from backends.mxnet.ops.framework import mx, to_array, to_numpy
-from mha_core import layouts
+from mha_core import AttentionConfig, AttentionInputs, Trace, layouts
 from mha_core.backend import Run
-from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys, as_valid_lens
-from mha_core.config import AttentionConfig
 from mha_core.features import WIDTHS
-from mha_core.stages import Trace
 from mha_core.subject import Capabilities, NativeSubject
 from mha_core.weights import Weights
 

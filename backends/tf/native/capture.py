@@ -22,9 +22,7 @@ from backends.tf.native.modules import layers_in
 from backends.tf.native.seam import intercept_attention as intercept_attention
 from backends.tf.ops.framework import random_state_kept, spec_errors_kept, to_numpy
 from backends.tf.weights import to_weights
-from mha_core import layouts
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
+from mha_core import AttentionInputs, AttentionMask, SpecError, layouts
 from mha_core.capture import (
     LayerAdapter,
     ReadCall,
@@ -37,7 +35,6 @@ from mha_core.capture import (
     own_call,
     refuse_dropout,
 )
-from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:

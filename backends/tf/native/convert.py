@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from backends.tf.native import live_probe
 from backends.tf.native.d2l import D2lMultiHeadAttention
 from backends.tf.ops.framework import random_state_kept, to_numpy
-from mha_core import layouts
-from mha_core.config import AttentionConfig
-from mha_core.errors import SpecError
+from mha_core import AttentionConfig, SpecError, check_weights, layouts
 from mha_core.layouts import Layout
 from mha_core.subject import one_width
-from mha_core.weights import Weights, check_weights, common_dtype
+from mha_core.weights import Weights, common_dtype
 
 LAYOUT_OF: dict[type[keras.Layer], str] = {
     keras.layers.MultiHeadAttention: "keras",

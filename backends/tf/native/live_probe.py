@@ -13,9 +13,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from backends.tf.ops.framework import TF_DTYPES, full_precision, to_numpy, to_tensor
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask, allowed_keys
-from mha_core.config import AttentionConfig
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask
+from mha_core.call.masks import allowed_keys
 from mha_core.dtypes import DTYPES
 from mha_core.live.probe import Reading, RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights

@@ -24,13 +24,11 @@ from backends.tf.native.convert import layout_of, to_native, variables
 from backends.tf.native.live_probe import per_item
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
+from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import Run
-from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import allowed_keys, as_valid_lens
-from mha_core.config import AttentionConfig
 from mha_core.features import WIDTHS
 from mha_core.layouts import canonical_gradients
-from mha_core.stages import Trace
 from mha_core.subject import OPERATION, Capabilities, NativeSubject
 from mha_core.weights import Weights
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from backends.tf.ops.framework import Shape, as_tensor, cast_by_policy, describe, spec_errors_kept
 from backends.tf.ops.masks import placed
+from mha_core import AttentionConfig, SpecError
 from mha_core.call.arguments import ArraySpec, holds_arrays, settled
 from mha_core.call.call import FLOATS, Call, LayerSpec, Widths
 from mha_core.call.checks import check_call, check_dropout_keep, check_one_dtype, describe_argument
 from mha_core.call.masks import ARRAY_SOURCES
 from mha_core.call.rotary import PLACES
-from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dropout
-from mha_core.errors import SpecError
 
 _ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep", *PLACES)
 """The arguments of a call that may be arrays."""

@@ -21,9 +21,7 @@ from backends.torch.native import modules as modules
 from backends.torch.native.seam import intercept_attention as intercept_attention
 from backends.torch.ops import framework
 from backends.torch.weights import to_weights
-from mha_core import layouts
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
+from mha_core import AttentionInputs, AttentionMask, SpecError, layouts
 from mha_core.capture import (
     LayerAdapter,
     ReadCall,
@@ -37,7 +35,6 @@ from mha_core.capture import (
     own_call,
     refuse_dropout,
 )
-from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:

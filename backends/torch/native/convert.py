@@ -17,12 +17,10 @@ from torch import nn
 from backends.torch.native import live_probe
 from backends.torch.native.d2l import D2lMultiHeadAttention
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
-from mha_core import layouts
-from mha_core.config import AttentionConfig
-from mha_core.errors import SpecError
+from mha_core import AttentionConfig, SpecError, check_weights, layouts
 from mha_core.layouts import Layout
 from mha_core.subject import one_width
-from mha_core.weights import Weights, check_weights, common_dtype
+from mha_core.weights import Weights, common_dtype
 
 
 def to_native(

@@ -19,9 +19,8 @@ from backends.torch.ops.framework import (
     to_tensor,
     transforms_are_active,
 )
-from mha_core.call.inputs import AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys
-from mha_core.config import AttentionConfig
 from mha_core.live.probe import Reading, RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 

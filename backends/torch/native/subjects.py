@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from backends.torch.native.convert import layout_of, to_native
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import Run
 from mha_core.call.arguments import CallSizes
-from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask, allowed_keys, as_valid_lens, padding_keys
-from mha_core.config import AttentionConfig
+from mha_core.call.masks import allowed_keys, as_valid_lens, padding_keys
 from mha_core.layouts import canonical_gradients
-from mha_core.stages import Trace
 from mha_core.subject import Capabilities, NativeSubject
 from mha_core.weights import Weights
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from backends.torch.ops.framework import as_tensor, describe, device_of_call, dtype_name, numbers
+from mha_core import AttentionMask, SpecError
 from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
-from mha_core.call.masks import AttentionMask
-from mha_core.errors import SpecError
 
 Window = tuple[int | None, int | None]
 

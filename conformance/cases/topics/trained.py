@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask
-from mha_core.weights import check_weights
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, check_weights
 
 FIXTURE = Path(__file__).parents[1] / "data" / "minilm.safetensors"
 

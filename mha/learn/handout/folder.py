@@ -27,8 +27,7 @@ from mha.learn.handout.sources import answer
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks.course import LEVELS, row_of
 from mha.learn.words import rule_of
-from mha_core import AttentionConfig, init_weights
-from mha_core.errors import SpecError
+from mha_core import AttentionConfig, SpecError, init_weights
 from mha_core.files.writing import write_whole
 from mha_core.reference import pipeline as reference
 

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.learn.running.dialects import given, taken
-from mha_core import AttentionConfig, AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.call.masks import as_valid_lens
-from mha_core.errors import SpecError
 from mha_core.subject import Capabilities
 from mha_core.weights import Weights
 
