@@ -1,7 +1,5 @@
 """The backends under test: all four, unless `--backends` names fewer. One that cannot load is a failure."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """The command line: `python -m benchmarks`, in a clone."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -4,8 +4,6 @@ Memory is the peak during a call, less what was there before it. The kernel reco
 process and can reset it, so no peak is missed, as with sampling. Only Linux can do both; elsewhere it is not measured.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import resource

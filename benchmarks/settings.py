@@ -4,8 +4,6 @@ The reference can't hold 8192 x 8192 scores in float64, and need not: the cotang
 queries of each item, so output and gradient are known exactly from those queries and all keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """A process for each framework, which measures one task after the other as it is asked."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Any numbers: NaN, infinities and numbers that overflow are data here, and no reason for NumPy to warn."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import AbstractContextManager
 

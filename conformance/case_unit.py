@@ -1,7 +1,5 @@
 """Cases on one subject as a unit of work, for worker processes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Find the bugs and cases in the modules of a package, each of which is registered by being there; choose by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module

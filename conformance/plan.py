@@ -4,8 +4,6 @@ By default a run leaves out what has not shown a fault of its own: a dtype besid
 a fourth time. `mha check --all` leaves out nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

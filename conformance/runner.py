@@ -1,7 +1,5 @@
 """Run cases on subjects: case x subject -> Result."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The same bits again: cases that are run twice in one fresh process, and once in another."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor

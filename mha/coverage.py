@@ -4,8 +4,6 @@ A tool that reads the layers of known classes and reports "equal" has not checke
 all frameworks which modules look like attention: by the names of a module's class and of its parts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass

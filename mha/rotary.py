@@ -1,7 +1,5 @@
 """Layers that turn queries and keys with the position (rotary positions), of families without a recipe."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

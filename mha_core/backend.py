@@ -4,8 +4,6 @@ A backend takes NumPy in, runs on one framework and device, and gives NumPy back
 one with a folder and an entry point; nothing here names a framework.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The four dtypes of the definition, by name, rounding to them in NumPy, and numbers of a config as floats."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

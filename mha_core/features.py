@@ -7,8 +7,6 @@ and what it can't be told (`conformance.subjects.function`), what a layout of pa
 which bugs need one (`mha.undetectable_bugs.needed_calls`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -10,8 +10,6 @@ version; each backend's `heads.py` says the same in its own framework's operatio
     repeat_kv_heads   (B, G, L, d) -> (B, H, L, d)        query head h reads head h // (H // G)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numpy.typing import NDArray

@@ -4,8 +4,6 @@ Projections, norms and rotations stand before it, the output projection behind i
 without projections, in terms of the definition.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

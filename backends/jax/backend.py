@@ -1,7 +1,5 @@
 """The contract in JAX: NumPy in, run on a device, NumPy out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache

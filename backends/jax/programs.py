@@ -10,8 +10,6 @@ JAX has a cache of its own, which is on or off for all of a process, is asked af
 finds in its folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

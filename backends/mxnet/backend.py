@@ -1,7 +1,5 @@
 """The contract in MXNet: NumPy in, run on a device, NumPy out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

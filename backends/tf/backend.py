@@ -1,7 +1,5 @@
 """The contract in TensorFlow: NumPy in, run on a device, NumPy out."""
 
-from __future__ import annotations
-
 import weakref
 from collections import defaultdict
 from collections.abc import Callable

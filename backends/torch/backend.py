@@ -1,7 +1,5 @@
 """The contract in PyTorch: NumPy in, run on a device, NumPy out."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -6,8 +6,6 @@ measured; ours makes its masks and tables in the call. A module has `CONTESTANTS
 `set_threads`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """JAX's contestants, compiled: flax.linen's and flax.nnx's layers, jax.nn.dot_product_attention, d2l.ai's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

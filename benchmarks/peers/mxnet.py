@@ -1,7 +1,5 @@
 """MXNet's contestants, imperative: the interleaved operators, and batch_dot, each between dense layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

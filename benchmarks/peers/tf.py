@@ -1,7 +1,5 @@
 """TensorFlow's contestants, under tf.function: Keras's layers, keras.ops.dot_product_attention, d2l.ai's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

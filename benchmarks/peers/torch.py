@@ -1,7 +1,5 @@
 """PyTorch's contestants: nn.MultiheadAttention, linear around scaled_dot_product_attention, d2l.ai's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The bound of every backward step, under the step's own name (see forward.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple

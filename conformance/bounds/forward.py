@@ -4,8 +4,6 @@ As the step `scores` of the reference reads a State and gives an array, the boun
 Bounded. Those of `weights` and `heads` stand in `softmax.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -4,8 +4,6 @@ Each takes the rules of rounding and arrays with their bounds, and gives such an
 that is in use, with sums in the storage dtype or wider.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

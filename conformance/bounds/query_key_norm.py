@@ -5,8 +5,6 @@ factor 1 / sqrt(mean square + eps) by what the slope of the root makes of that. 
 they had one sign: they came through one factor, so they move together.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

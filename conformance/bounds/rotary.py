@@ -1,7 +1,5 @@
 """The bound of the turn by rotary positions, forward and backward."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

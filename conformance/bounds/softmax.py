@@ -5,8 +5,6 @@ row (the error of the sum that the row is divided by). The second is a factor of
 what moves the sum away from its own value counts. docs/bounds.md has the formulas.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

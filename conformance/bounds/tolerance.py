@@ -8,8 +8,6 @@ rounds as well. Where the definition says "exactly", it is 0.
 The bounds hold while nothing overflows and the subject computes with the precision that it declares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np

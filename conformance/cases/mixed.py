@@ -1,7 +1,5 @@
 """In what two calls differ, and a call that differs from another in one of these alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Configs, masks and changes to a problem that several files of cases use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of cases. Sizes are pairwise different unless a case says why not."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from conformance.cases import sequences, topics

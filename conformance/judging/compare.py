@@ -1,7 +1,5 @@
 """Compare a trace with the expected one; raises a ParityError that describes every array that differs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

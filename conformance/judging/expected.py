@@ -1,7 +1,5 @@
 """The expected answer to a problem: the reference's stages and gradients, and the allowed error of each element."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ A call that is right alone and wrong after others shows that something is kept. 
 two calls that suffice for it: if the mask of the earlier one is another, and nothing else, it is the mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

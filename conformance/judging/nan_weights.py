@@ -1,7 +1,5 @@
 """Weights that differ beside a NaN alone, and leave the output as it is: in which way, and what to change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ is asked (see `conformance.plan`), a second time before that and once more after
 the bound of the case; the last bits may depend on the item's place in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache

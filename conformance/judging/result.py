@@ -1,7 +1,5 @@
 """Result: the outcome of one case on one subject."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ an answer is wrong, a layer that is prepared anew is asked the same: if that one
 says what the other keeps from call to call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 

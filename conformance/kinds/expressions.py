@@ -6,8 +6,6 @@ named only if less than BY_CHANCE of those tried up to it would fit numbers that
     tried * (2 tolerance)^(distinct numbers measured)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ scores             with a bias that grows with the distance
 weights            another function of the score than exp, divided by its sum or not
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Masks: families of keys that a query may attend to by another rule, source by source or beside all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import combinations, permutations, product

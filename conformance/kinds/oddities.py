@@ -1,7 +1,5 @@
 """Oddities of arrays in words: one is a multiple of the right one, a row sums to 2, most of its numbers are right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Orders: which index each place of an axis reads, as a rule for every length; one table of rules, read off samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Parameters: families of projections that hold another one's numbers, or their own in another order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations, product

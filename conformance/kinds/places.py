@@ -3,8 +3,6 @@
 A place is the result of a step, or what a step reads: a parameter, a number of the config, a bias, a past.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Each is tried as it is. What has learned numbers of its own, such as a bias of each distance, is none of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Shapes: arrays that are viewed in another order, softmaxes over other axes and with other sums."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, permutations, product

@@ -1,7 +1,5 @@
 """Usual mistakes that are no row of the zoo: keys excluded another way, padding let in, a mask read the wrong way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

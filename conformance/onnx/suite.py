@@ -5,8 +5,6 @@ it agree with each other. A vector is used once, in its own dtype; a backend tha
 that dtype gets its numbers in float32, which can represent them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial

@@ -4,8 +4,6 @@ Attention has no projections: its inputs are the heads, merged (rank 3) or split
 other attribute has a counterpart; `translate` is the whole of the translation. That of RotaryEmbedding is in `rotary`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

@@ -1,7 +1,5 @@
 """A diagnosis in words: its causes, how sure they are, and what shows them; on one screen, or whole."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 "Equal" is said of the calls that were made. So what they were stands beside it, found in the calls themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages that need nothing else: one file, and no script may run but their own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from functools import cache

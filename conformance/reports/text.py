@@ -1,7 +1,5 @@
 """Results as tables for a terminal and as JSON for a program."""
 
-from __future__ import annotations
-
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ A framework or a subject may change NumPy for its whole process. So the referenc
 are computed in other processes; this one gives arrays.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import OrderedDict
 from functools import cache

@@ -1,7 +1,5 @@
 """Cluster: the executor on the machines of a Dask cluster, and what its workers run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

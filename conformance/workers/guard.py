@@ -4,8 +4,6 @@ On Linux alone: a process that leaves its group or its parent (setsid, a double 
 there. Elsewhere a worker is ended with its process group, and what has left the group stays.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

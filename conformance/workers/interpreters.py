@@ -1,7 +1,5 @@
 """Interpreters: which Python runs which backend or subject, and where that is said."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

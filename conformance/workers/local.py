@@ -1,7 +1,5 @@
 """Local: the executor on this machine. Its threads wait for worker processes, and choose what they do next."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Run units on an executor, and give their answers as they come."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future

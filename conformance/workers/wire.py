@@ -5,8 +5,6 @@ object of one key, its kind: "tuple", "dict", "array", "class" or "error". A mes
 classes that `sendable` was called with.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

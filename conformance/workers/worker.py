@@ -1,7 +1,5 @@
 """The worker process: answers requests. `process.py` starts it and talks to it."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import os

@@ -3,8 +3,6 @@
 The registry is in `registry.py`, the bugs themselves are by topic in `forward/`, `backward/` and `blocked/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce

@@ -4,8 +4,6 @@ A bug is killed by a case in a dtype if any stage or gradient leaves its allowed
 else counts: a bug that can't be made in a case's sizes is neither killed nor alive there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass

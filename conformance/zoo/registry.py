@@ -1,7 +1,5 @@
 """The bug zoo: every known way of getting attention wrong that the suite must catch, found in its folders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

@@ -14,8 +14,6 @@ operation is a mapping from the names of steps to other steps:
     other_mask(valid_lens=change)    the mask as if the caller had given another source
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter

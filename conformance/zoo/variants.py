@@ -1,7 +1,5 @@
 """Variants: the reference with some bugs in it, run problem after problem, as fast as steps that stay allow."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Layers that their models call causally: whether recorded calls show it, and what the target's call needs then."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mha.convert.proof import Proof

@@ -1,7 +1,5 @@
 """Job: one layer to convert; it reads the layer, and finds out whether it is proved, known or only moved."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Plain arrays are one call (`queries`, `output`, ...), or calls of several layers
 `layer/call/queries`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ bounds, and does not give them with scores or projections of half the size: a ca
 could not tell one layer from another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

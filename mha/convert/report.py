@@ -1,7 +1,5 @@
 """The report of `mha convert`: a table, the lines below it, and a dict for JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

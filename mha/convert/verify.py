@@ -7,8 +7,6 @@ is run by the first of these that can: the framework's own layer of that layout,
 framework, the reference in NumPy.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Find the attention layers in a file of weights: by the names in it, and by how many axes the arrays have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

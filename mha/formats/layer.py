@@ -1,7 +1,5 @@
 """Read one layer out of an open file: its config and canonical weights, and the dtype of its arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 

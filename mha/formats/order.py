@@ -3,8 +3,6 @@
 Files that sort their names have layer 10 before layer 2.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Layers that stand in one array each: `flax.linen.scan` and `nnx.vmap` stack parameters along a first axis."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Biases are optional, so a layer whose bias is misspelt or damaged in its name would be read as one without a bias.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nothing is ignored silently: an incomplete layer is reported with the arrays tha
 looks like attention by its name alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass

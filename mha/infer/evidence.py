@@ -1,7 +1,5 @@
 """The judge of a hypothesis: does it give the recorded output within the computed bound, and with which biases?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product

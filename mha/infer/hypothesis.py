@@ -1,7 +1,5 @@
 """A hypothesis: one complete reading of the arrays, which gives a config and canonical weights."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from hashlib import sha256

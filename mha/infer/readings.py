@@ -1,7 +1,5 @@
 """Readings: which slices could together be the four projections of one layer, ordinary ones first."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass

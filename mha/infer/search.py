@@ -7,8 +7,6 @@ differences, which do not depend on the biases of values and output; no output d
 bias is searched.
 """
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Callable, Iterator

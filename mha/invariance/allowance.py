@@ -6,8 +6,6 @@ every module's output, and inputs of floating-point numbers, are moved by a unit
 has how far right models go.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """How a model decodes: what it is given to go on from, and where that is in what it gave; found by asking."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

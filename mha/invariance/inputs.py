@@ -1,7 +1,5 @@
 """What a model is called with: found from its signature, or given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any

@@ -1,7 +1,5 @@
 """The mask arguments of a model: their form, and which of their values hides a key; found by asking."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Report: what was asked of a model, and what did not hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

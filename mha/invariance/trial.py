@@ -1,7 +1,5 @@
 """Trial: one relation asked of a model at one size; it makes the calls, and keeps their code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

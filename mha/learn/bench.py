@@ -1,7 +1,5 @@
 """The cases of an exercise worked out: what its function gets, what it must give, and how far off it may be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property

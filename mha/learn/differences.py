@@ -3,8 +3,6 @@
 `relation` explains every number; `location` says at least where they are wrong. Both compare arrays and guess no cause.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

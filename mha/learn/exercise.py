@@ -4,8 +4,6 @@ A step exercise stands for a part of the reference's pipeline. Its function gets
 and gives what the reference has after it; the bugs of the zoo that are in that part are its mistakes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The table of exercises."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import cache

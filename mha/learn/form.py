@@ -1,7 +1,5 @@
 """What is wrong with the form of an array, in words: its shape, or its dtype. Shapes come before numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations

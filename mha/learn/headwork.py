@@ -8,8 +8,6 @@ In a trained layer loud heads bring much, also before the output projection. So 
 quiet, and their columns of W_o bring them back: the layer is the same, and only what stands behind W_o tells it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -5,8 +5,6 @@ mistake; where none explains it, the smallest case that fails, in numbers. 3: wh
 short answer that is right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

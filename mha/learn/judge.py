@@ -1,7 +1,5 @@
 """Judge a learner's file: right, wrong with the first wrong element, still to be written, or without an answer."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Where the right answer moves and the learner's stays, it does not depend on that argument: no mistake need be known.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

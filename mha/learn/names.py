@@ -4,8 +4,6 @@ An explanation gives every array of every case, the right and the wrong ones. Bu
 named together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache

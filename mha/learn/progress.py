@@ -1,7 +1,5 @@
 """How far a folder is, in one line, and what comes next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Elements, calls and arrays in words; rules and mistakes in those of the lessons."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A layer says which axes its arrays have: "(h d) i" is a matrix whose rows are th
 kernel with an axis for the heads. h, g: heads of queries, of keys; d: width of a head; i, o: width of input and output.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Native: what one framework's own attention has to say. Each file of `natives` has one, or several that are alike."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar

@@ -3,8 +3,6 @@
 Every field holds an expression of Python, such as "64" or "embed_dim".
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The natives, found by name; and what a pair of them says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """The phrase book in a terminal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

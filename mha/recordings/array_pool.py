@@ -1,7 +1,5 @@
 """ArrayPool: the arrays of a safetensors file, each stored once, to which a description in JSON refers by name."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

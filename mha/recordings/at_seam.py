@@ -1,7 +1,5 @@
 """Calls at the seam: what `mha.capture` records of attention functions, in layers that are read no other way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

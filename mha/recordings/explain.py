@@ -1,7 +1,5 @@
 """Explain: find the bug, or pair of bugs, that gives the recorded outputs where they differ from the definition."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ The zoo's bugs of masks are of a layer that is told `causal` and `window`. A mod
 which these and padding stand: here they are read off that array, `allowed`. A wrong scale is read off the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

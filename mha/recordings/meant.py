@@ -1,7 +1,5 @@
 """What layers that were recorded were meant to hold, from a recording of the original or a file of its weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress

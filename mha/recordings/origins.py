@@ -1,7 +1,5 @@
 """Whose numbers an array of a layer holds: those of an original's array, as they are or read in another way."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import sha256

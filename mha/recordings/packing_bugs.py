@@ -4,8 +4,6 @@ They join the zoo when a recording is diagnosed. The orders themselves stand in 
 writes the right weights in one of them and reads the arrays in another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace

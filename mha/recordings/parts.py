@@ -1,7 +1,5 @@
 """RecordedLayer and RecordedCall: the parts of a recording."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

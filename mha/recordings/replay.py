@@ -5,8 +5,6 @@ of their own dtype. If both are equal to it, they differ by at most the sum of t
 the recording was made: so two frameworks can be compared that can't be installed together.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

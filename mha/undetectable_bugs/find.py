@@ -5,8 +5,6 @@ is wrong by half leaves it. So each bug of the zoo is put into the reference and
 output is compared under the bound that the recorded output was compared under.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

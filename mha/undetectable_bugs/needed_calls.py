@@ -1,7 +1,5 @@
 """Which masks, sizes and settings a call must have for a bug of the zoo to be visible in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import partial

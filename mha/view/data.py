@@ -1,7 +1,5 @@
 """Data: what each head of each recorded call weighs, and how near that is to what was recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Labels: the token at each position of a picture; positions where nobody said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

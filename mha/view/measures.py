@@ -1,7 +1,5 @@
 """Measures: what a head does, in a number each, from its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

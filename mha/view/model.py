@@ -1,7 +1,5 @@
 """Model: the attention layers of a trained sentence encoder, recorded on texts, one pass for each text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 

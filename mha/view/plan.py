@@ -4,8 +4,6 @@ A `Part` is one layer in one pass of the model. Calls of a layer that continue e
 pass: the queries of the later ones stand below those of the earlier ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Verdict: whether what a page shows is what the layers used, in one line, and layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

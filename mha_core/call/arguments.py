@@ -6,8 +6,6 @@ the queries. This module converts objects of NumPy and Python; a framework's arr
 `ArraySpec` has the properties of an array that the checks of a call need, and `CallSizes` what they return.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 

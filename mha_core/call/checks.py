@@ -10,8 +10,6 @@ counts with: `LONGEST` is the most that an axis or a window may have, and an off
 stand on another device), what lies beyond counts as the nearest that is allowed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The results of one call: all seven stages, or the output alone; and the selection that the caller gets."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mha_core.stages import STAGES

@@ -1,7 +1,5 @@
 """A call taken apart into arrays, and which of their axes a program that is made for every size has symbols for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

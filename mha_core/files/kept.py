@@ -7,8 +7,6 @@ What is kept runs, or decides what is right, so who can write it can do as they 
 owner, or that others may write, are passed over.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Text in JSON or TOML from a file that anybody may have made: read whole or refused in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

@@ -1,7 +1,5 @@
 """Finds files of a user that hide a module of Python or of a package because they have its name."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

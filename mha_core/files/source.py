@@ -1,7 +1,5 @@
 """Hashes of code as it stands on disk: what was made by it is found again as long as it is the same."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ project have a seal in their metadata: a digest of the header, and a file is ref
 a seal are read too. The digest does not cover the numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Links in a path are followed, and a replaced file keeps its mode. A device or pi
 file with several hard links is replaced under the given name alone.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

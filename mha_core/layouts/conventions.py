@@ -1,7 +1,5 @@
 """Weights from one convention of rotary pairs into the other, in which the layer computes the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ A part is a file of the same name in most rooms that have it, and its steps stan
 docs/architecture.md lists the rooms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 PARTS: Mapping[str, str] = {

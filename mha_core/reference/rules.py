@@ -1,7 +1,5 @@
 """The rules of the definition, each once: docs/definition.md prints them, and known deviations refer to them by id."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

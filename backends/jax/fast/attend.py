@@ -3,8 +3,6 @@
 `chunks.py` cuts a call into blocks, by loops over its items, groups of heads and queries; `block.py` computes each.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import flax.linen as nn

@@ -1,7 +1,5 @@
 """A call of the fast path computed in chunks: by loops over its items and groups of heads together, and its queries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

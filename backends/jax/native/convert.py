@@ -4,8 +4,6 @@
 `from_linen` have a linen layer and its variables apart. Names and shapes of the arrays stand in `mha_core.layouts`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Four Dense projections, heads folded into the batch, `valid_lens` as the only ma
 the scores that it excludes. See https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any Flax module, of linen or nnx: its parts, and itself in another dtype, as `mha where` runs an original's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """`JaxSubject`, the base of the subjects in JAX: runs layers of Flax and JAX, with NumPy arrays in and out."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any

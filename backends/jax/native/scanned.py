@@ -4,8 +4,6 @@ What is lifted is a root of its own, whose path says where it stands; each turn 
 parameters. In `jax.disable_jit()` each turn is called with numbers; else once, with what JAX traces.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

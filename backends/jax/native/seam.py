@@ -1,7 +1,5 @@
 """The seam in JAX: calls of `jax.nn.dot_product_attention` inside a model of Flax."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

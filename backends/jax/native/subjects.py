@@ -5,8 +5,6 @@
 The mask arguments of each are made from `mha_core.call.masks.allowed_keys`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The arrays of Flax's nnx layers as plain dicts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flax import nnx

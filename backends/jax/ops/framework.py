@@ -1,7 +1,5 @@
 """JAX: its dtypes by name, its devices, arrays from NumPy, and a scope for float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps

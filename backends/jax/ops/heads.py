@@ -1,7 +1,5 @@
 """Heads in JAX; the rules stand in `mha_core.heads`."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

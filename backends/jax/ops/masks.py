@@ -1,7 +1,5 @@
 """The mask of one call in JAX; the rules stand in `mha_core.call.masks`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

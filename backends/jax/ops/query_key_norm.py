@@ -1,7 +1,5 @@
 """Query-key norm as a Flax linen module; see `mha_core.parts.query_key_norm`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import Any

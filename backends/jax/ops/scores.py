@@ -4,8 +4,6 @@ Each is called with queries and keys for all scores at once. The fast path takes
 them as `in_blocks` says.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 
 import flax.linen as nn

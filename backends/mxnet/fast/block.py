@@ -5,8 +5,6 @@ FullyConnected, which reaches oneDNN where `dot` and `matmul` do not. Of N heads
 (N, m, d) and (N, m, dv). Keys and values come in parts, which stand one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """Hooks on Gluon blocks for `mha.capture`, and adapters that read the calls of attention layers."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

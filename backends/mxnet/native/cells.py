@@ -4,8 +4,6 @@ Written anew after GluonNLP's attention cell (fill value, then times the mask) a
 lengths and an additive bias). Both take legacy arrays, `mx.nd`, and a caller's `npx.set_np()` does not change that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeAlias, TypeVar

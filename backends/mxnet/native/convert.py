@@ -4,8 +4,6 @@
 and packs its parameters stands in `mha_core.layouts`, not here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ overwritten with -1e6, so a row without a valid key averages all values.
 (https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from backends.mxnet.ops.framework import mx

@@ -6,8 +6,6 @@ The mask arguments of a layer are made here from the definition's mask, by `mha_
 lengths, ones and zeros where it takes a mask, a large negative bias where it takes a bias.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -7,8 +7,6 @@ thread that `npx.set_np()` switches on for good. That is the caller's choice, so
 makes or combines arrays stands under `mx.util.use_np`, which switches them on for one call.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Heads in MXNet; the rules stand in `mha_core.heads`."""
 
-from __future__ import annotations
-
 from backends.mxnet.ops.framework import mx, nothing
 from backends.mxnet.ops.operators import operator, view
 from mha_core.heads import check_split

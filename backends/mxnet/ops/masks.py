@@ -1,7 +1,5 @@
 """The mask of one call in MXNet, built on the device of the queries; the rules stand in `mha_core.call.masks`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 `mx.np` has no function for some operators that reach oneDNN, and another, slower one for others.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import traceback

@@ -1,7 +1,5 @@
 """Query-key norm as a Gluon block; see `mha_core.parts.query_key_norm`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rotary positions in MXNet: the tables of a call, and the turn of queries and keys; see `mha_core.parts.rotary`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from backends.mxnet.ops.framework import mx, numbers, to_array

@@ -4,8 +4,6 @@ The scores of a block are kept only while it is computed; the backward pass comp
 `mha_core.stages`. Half precision is computed in float32 and rounded once, at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Shapes as in `mha_core.call.blocks.Operands`, of a block of n queries and m keys
 (B, G, m, d); d is S for the additive score.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from backends.tf.ops.attention import Score, additive_score, cap, cap_gradient, dot_score

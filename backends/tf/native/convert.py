@@ -4,8 +4,6 @@
 and shapes its parameters stands in `mha_core.layouts`, not here.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace

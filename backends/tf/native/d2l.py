@@ -8,8 +8,6 @@ float64 is an error (deviation `d2l-tf-refuses-float64`); here the root has thei
 code is under the MIT-0 licence.)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Any Keras layer, run by itself in another dtype: what `mha where` asks of an original."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The seam in Keras: calls of `keras.ops.dot_product_attention`, and of `_compute_attention` of layers of KerasHub."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

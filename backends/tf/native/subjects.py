@@ -7,8 +7,6 @@ Each class is one path of one layer. The mask arguments of a layer are made here
 d2l.ai's takes lengths alone.
 """
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """TensorFlow and Keras: the dtypes by name, the devices, full-precision products, and random state kept."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Heads in TensorFlow; the rules stand in `mha_core.heads`."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from backends.tf.ops.framework import shape_of

@@ -5,8 +5,6 @@ reads Keras' implicit masks: one on the queries passes on to the output, as thro
 arguments exclude keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """The mask of one call in TensorFlow; the rules stand in `mha_core.call.masks`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce

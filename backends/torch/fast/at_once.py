@@ -1,7 +1,5 @@
 """Attention with all scores in one array, for a block of a call or for a call that is not worth cutting."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

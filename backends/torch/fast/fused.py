@@ -7,8 +7,6 @@ positive scale; with other masks of lengths and positions, on a CPU, for one blo
 backward pass can't be differentiated; for second derivatives the stages compute it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

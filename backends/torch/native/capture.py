@@ -1,7 +1,5 @@
 """Hooks on PyTorch's modules for `mha.capture`, and adapters that read the calls of attention layers."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -5,8 +5,6 @@ overwritten with -1e6, so a row without a valid key averages all values.
 (https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

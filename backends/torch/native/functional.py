@@ -4,8 +4,6 @@ The operator has no weights: queries, keys and values are projected, split and p
 here, its result is merged and projected. The mask, the scale, grouped heads are the operator's own.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext

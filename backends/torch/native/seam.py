@@ -1,7 +1,5 @@
 """The seam in PyTorch: calls of `scaled_dot_product_attention` inside a model, by whatever name it is called."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

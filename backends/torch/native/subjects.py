@@ -6,8 +6,6 @@ Each class is one path of one layer. The mask arguments of a layer are made here
 the definition's mask, by `mha_core.call.masks`: nn.MultiheadAttention takes True for "ignore", d2l.ai's lengths alone.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """PyTorch: its dtypes by name, its devices, Linears of open width, and full-precision matrix products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar

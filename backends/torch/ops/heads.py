@@ -1,7 +1,5 @@
 """Heads in PyTorch; the rules stand in `mha_core.heads`."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mha_core.heads import check_split

@@ -1,7 +1,5 @@
 """Query-key norm as a PyTorch module; see `mha_core.parts.query_key_norm`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Rotary positions in PyTorch: the tables of a call, and the turn of queries and keys; see `mha_core.parts.rotary`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

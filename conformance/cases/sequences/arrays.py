@@ -1,7 +1,5 @@
 """Sequences of calls whose arrays lie otherwise in memory, have other shapes or dtypes, or hold plain numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

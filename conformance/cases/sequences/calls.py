@@ -1,7 +1,5 @@
 """Sequences of calls that differ in their shapes, masks and numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

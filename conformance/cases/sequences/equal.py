@@ -1,7 +1,5 @@
 """A sequence of calls in which sizes are equal, as they are in use by chance: code that guesses axes is wrong there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

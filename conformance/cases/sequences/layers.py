@@ -1,7 +1,5 @@
 """Sequences in which the state of a layer might change: by decoding, training, other weights, threads and layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

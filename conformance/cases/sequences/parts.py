@@ -3,8 +3,6 @@
 What is kept by the shape of a call alone, or by the sizes of a layer alone, shows where nothing but the rest differs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sequences of calls of a layer with rotary positions, which stand elsewhere each time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

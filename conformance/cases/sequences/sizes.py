@@ -1,7 +1,5 @@
 """Sequences of calls in sizes that users have, one after the other on one layer, and of decoding step by step."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from conformance.cases.sequence import SMALL, Base, PreparedLayer, SequenceTable, Step

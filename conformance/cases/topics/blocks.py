@@ -4,8 +4,6 @@ The small cases fill several blocks of two or three queries or keys; "blocks-lon
 size in use (mha_core.call.blocks.SMALLEST_BLOCK).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from conformance.cases.case import Case, Rng

@@ -4,8 +4,6 @@ A feature that is right by itself may be left out beside another: a path for dec
 scale of one's own, a mask of one source replaces that of the other.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cases of decoding and of bare attention: softcap, keys and values of the past, layers without projections."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import OF_HEADS, bare_case, bias_that_excludes, case, poison_past
 from mha_core import AttentionConfig
 

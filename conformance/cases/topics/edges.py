@@ -1,7 +1,5 @@
 """Sizes of one and zero, and values that are not finite."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from conformance.cases.parts import (

@@ -3,8 +3,6 @@
 Such layers have code of their own for these, and what is right without rotary positions may be wrong with them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

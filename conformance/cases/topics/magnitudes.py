@@ -1,7 +1,5 @@
 """Numbers that are large, small, same-signed or cancelling."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import case, lone_open_key, loud_item, same_signs, shifted_scores
 
 CASES = [

@@ -1,7 +1,5 @@
 """Every source of a mask, and several together."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import (
     COINCIDE,
     allowed_per_head,

@@ -1,7 +1,5 @@
 """Cases of the query-key norm: kinds, scopes, weights, and its order beside rotary positions."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import OF_HEADS, bare_case, case
 from conformance.cases.topics.rotary import LLAMA3, PADDED_PAST, TURNING, YARN, far_apart, given_tables
 from mha_core import AttentionConfig

@@ -1,7 +1,5 @@
 """Cases of rotary positions: layouts, widths, rules of frequencies, and what a call says of where tokens stand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Score functions, scales and dropout."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import case
 
 CASES = [

@@ -1,7 +1,5 @@
 """Sizes, biases and heads."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import COINCIDE, allowed_per_item, bias_per_head, case, square_case
 from mha_core import AttentionConfig
 

@@ -1,7 +1,5 @@
 """Cases with one width for all inputs: for layers that need it, and for bugs that other sizes turn into an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@
 and the float32 run of a case start from the very arrays that the original implementation had.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from math import prod

@@ -1,7 +1,5 @@
 """Right forward, wrong backward, inside the attention: softmax, scores, groups, dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Right forward, wrong backward, around the attention: paths cut, weights, biases, padding, the cotangent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

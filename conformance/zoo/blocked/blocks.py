@@ -3,8 +3,6 @@
 The block sizes here are small, so that small cases see what goes wrong between blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace

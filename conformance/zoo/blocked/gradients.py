@@ -1,7 +1,5 @@
 """Bugs of backward passes in blocks: gradients not added up over the blocks, weights recomputed differently."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

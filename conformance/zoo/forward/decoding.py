@@ -1,7 +1,5 @@
 """Bugs of the softcap, of the past of a decoding step, and of inputs that are given split into heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

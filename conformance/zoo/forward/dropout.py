@@ -1,7 +1,5 @@
 """Dropout done wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

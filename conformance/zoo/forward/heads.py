@@ -1,7 +1,5 @@
 """Heads done wrong: splitting, merging, and which key head a query head reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Masks done wrong: which keys a query may attend to. How they are then excluded is in `softmax.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Right steps in less precision than the definition promises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

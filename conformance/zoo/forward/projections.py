@@ -1,7 +1,5 @@
 """Projections done wrong: their weights, biases and inputs, and padding that is not kept out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores done wrong: the scale, the additive bias, the score function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The softmax done wrong: its axis, how keys are excluded, rows without a key, its maximum and its denominator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

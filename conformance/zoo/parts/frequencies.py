@@ -1,7 +1,5 @@
 """Frequencies of rotary positions done wrong: how fast each pair turns, and the rules of checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

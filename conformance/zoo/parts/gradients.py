@@ -1,7 +1,5 @@
 """Right forward, wrong backward, in the parts: through the rotation, and through the query-key norm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

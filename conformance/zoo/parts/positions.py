@@ -1,7 +1,5 @@
 """Rotary positions done wrong: where queries and keys are taken to stand, and with which axis each pair turns."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The query-key norm done wrong: what is divided by what, with which weights, and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Rotary positions done wrong: which channels are a pair, which way they turn, and what turns at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

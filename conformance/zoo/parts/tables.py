@@ -1,7 +1,5 @@
 """Tables of rotary positions done wrong: cosine, sine, the attention factor in them, and their precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

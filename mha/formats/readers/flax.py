@@ -4,8 +4,6 @@ Flax keeps an array as an extension of type 1, itself msgpack: its shape, the na
 more than a gigabyte is a dict of parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

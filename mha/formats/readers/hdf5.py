@@ -5,8 +5,6 @@ number for what was never written, or run a filter that it loads from a folder. 
 and a hostile one copies another file's content out that way, or claims gigabytes that it does not have.
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ the same one as `_query_dense`. Here both are called query/kernel and query/bias
 variables themselves.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ A group of each layer of the model holds its variables under their own names, wh
 bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0. An attribute lists them in their order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial

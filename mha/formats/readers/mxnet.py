@@ -9,8 +9,6 @@ MXNet itself runs beside old versions of NumPy only, so a porter may well be wit
     shape: int32 ndim, int64 each; little-endian throughout
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """NumPy's npz files, with "/" or "." in the names as the layout has it; nothing pickled is read."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

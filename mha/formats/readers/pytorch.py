@@ -10,8 +10,6 @@ An old file is a row of pickles (a magic number, a version, sizes, the state_dic
 then the storages. PyTorch reads it as a whole.
 """
 
-from __future__ import annotations
-
 import io
 import mmap
 import pickle

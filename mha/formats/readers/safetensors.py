@@ -2,8 +2,6 @@
 that of a layer with a prefix under "mha_config:PREFIX".
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

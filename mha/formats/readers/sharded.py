@@ -1,7 +1,5 @@
 """A model in several files: an index such as model.safetensors.index.json names the shard of each array."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

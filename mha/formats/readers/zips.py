@@ -1,7 +1,5 @@
 """Safe reading of foreign zip archives (.npz, .pt, .keras): no name twice, no hidden bytes, no zip bombs."""
 
-from __future__ import annotations
-
 import struct
 import zipfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Decoding: the whole at once gives what the prompt and its continuation give, with the model's own cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """What must not be seen: later tokens, padding, other items; and masks said in several ways."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

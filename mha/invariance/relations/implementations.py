@@ -1,7 +1,5 @@
 """Whichever implementation answers, and wherever relative positions begin, the output is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What a call is asked to return besides changes nothing of its output: a row for each switch that a model has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

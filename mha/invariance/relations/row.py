@@ -1,7 +1,5 @@
 """Relation: one row of the table; Known: what was found of a model, which decides what applies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

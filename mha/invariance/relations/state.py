@@ -1,7 +1,5 @@
 """What a call leaves behind, what is asked to be returned, and which implementation answers: the output is the same."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext

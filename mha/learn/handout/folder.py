@@ -1,7 +1,5 @@
 """The files that a learner starts from. What is done is what passes: nothing else is kept."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Short right answers, read from the files of `answers`: no framework is imported for it."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

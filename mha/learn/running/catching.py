@@ -1,7 +1,5 @@
 """Judge a call that a learner chose: does it show the hidden bug, and how many others does it show?"""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

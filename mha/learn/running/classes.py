@@ -1,7 +1,5 @@
 """A learner's class of a framework as a subject: its parameters are the judge's, its call is that of d2l.ai."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """The frameworks in which an exercise can be written: their arrays from NumPy's and back, in a worker process."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

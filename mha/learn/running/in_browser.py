@@ -1,7 +1,5 @@
 """Judge a file in a page, by Pyodide: one process, one thread, and NumPy alone. `docs/_static/judge.js` asks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mha.learn.exercise import NUMPY

@@ -2,8 +2,6 @@
 in a process of ours, the first cases first.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The processes in which learners' files run: one for each framework, which is kept from exercise to exercise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Backwards: four gradients."""
 
-from __future__ import annotations
-
 from conformance.cases.parts import fixed
 from mha.learn.exercise import StepExercise, Value
 from mha.learn.tracks.table import ALLOWED, KEY_HEADS, QUERIES, SCALE, tiny

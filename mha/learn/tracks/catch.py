@@ -1,7 +1,5 @@
 """Catch it: eight hidden bugs, each of which the call that a learner starts from does not show."""
 
-from __future__ import annotations
-
 from mha.learn.exercise import CatchExercise
 
 _TASK = (

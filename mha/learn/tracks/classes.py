@@ -1,7 +1,5 @@
 """The class of lesson 8 in each framework, judged as a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The course, lesson by lesson; and of every exercise its level, how long it takes, and what is learned in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mha.learn.exercise import Exercise

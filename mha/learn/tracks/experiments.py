@@ -1,7 +1,5 @@
 """Experiments: the weights by angle, and what the scale is for."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The whole layer: a plain function, an object with state, and a decoding step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Candidates: answers with a mistake that is no bug of the zoo, each with a sentence on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any

@@ -3,8 +3,6 @@
 In all other rows such a candidate is right, so that several of them can be true of one answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """What rows of the tracks are made of: arguments and results, cases, and `step`, a row that returns one array."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Translate a step: the function is given in one framework, and is to be written in another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from mha.learn.exercise import NUMPY, StepExercise, Value

@@ -1,7 +1,5 @@
 """Write a step of today's models: rotary positions, and the norm of queries and keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

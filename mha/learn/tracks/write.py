@@ -1,7 +1,5 @@
 """Write a step: parts of the forward direction, from the projection to the cache of decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

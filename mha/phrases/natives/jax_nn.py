@@ -1,7 +1,5 @@
 """jax.nn.dot_product_attention, between four projections by einsum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

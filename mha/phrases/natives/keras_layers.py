@@ -1,7 +1,5 @@
 """keras.layers.MultiHeadAttention and GroupQueryAttention, which are called alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

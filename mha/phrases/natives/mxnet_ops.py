@@ -1,7 +1,5 @@
 """MXNet's two interleaved operators, between four Dense: Gluon has no attention layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """This project's own layer, in each framework."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """torch.nn.functional.scaled_dot_product_attention, between four nn.Linear."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Calls as plain arrays, such as MODULE/CALL/inputs/NAME: what anything can write, functions too."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the attention in a wrong module shows as a layer: `mha diagnose` on its recorded calls, in a few sentences."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping

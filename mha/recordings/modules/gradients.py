@@ -5,8 +5,6 @@ by itself, on what it was given: so the gradients of one call are seen, where th
 that uses a parameter or an input, and no sum of that pass is made in another order.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How arrays are named that stand for calls, and which files hold such."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ArrayStream: arrays written to disk as they come, each once, and a safetensors file made of them at the end."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

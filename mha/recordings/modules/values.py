@@ -3,8 +3,6 @@
 A place is a path such as ("hidden_states",) or ("0", "last_hidden_state").
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
