@@ -27,13 +27,7 @@ from mha_core.errors import BackendError, SpecError
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.rotary import Rotary
 from mha_core.stages import STAGES, Trace, stage_shapes
-from mha_core.weights import (
-    check_weights,
-    init_weights,
-    load_weights,
-    save_weights,
-    weight_shapes,
-)
+from mha_core.weights import check_weights, init_weights, load_weights, save_weights, weight_shapes
 
 __all__ = [
     "STAGES",

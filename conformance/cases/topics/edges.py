@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from conformance.cases.parts import (
-    allowed_per_head,
-    case,
-    number_in_open,
-    poison_padding,
-    views,
-)
+from conformance.cases.parts import allowed_per_head, case, number_in_open, poison_padding, views
 
 TINY = "a size of 1 or 0 is what this case is about"
 

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from mha.formats import open_checkpoint
 from mha.recordings.modules.names import CALL, FORM, PARAMETER, holds_arrays
 from mha.recordings.modules.numbers import shape_and_numbers
-from mha.recordings.modules.recording import (
-    ArrayAt,
-    ModuleCall,
-    ModuleRecording,
-    Parameter,
-    RecordedModule,
-)
+from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording, Parameter, RecordedModule
 from mha_core import SpecError
 
 
