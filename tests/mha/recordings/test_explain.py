@@ -81,6 +81,7 @@ def test_a_layer_leaves_padded_rows_as_they_are():
     assert not found.failing  # without the mistake it is right
 
 
+@pytest.mark.nightly("a recording's first wrong step is read", every=2)
 @pytest.mark.parametrize(
     ("step", "change", "stage", "said"),
     [
