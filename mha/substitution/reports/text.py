@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isinf
 
 from mha.recordings.modules.diagnosed import OTHERWISE
@@ -251,10 +252,13 @@ def _of_recordings(report: WhereReport) -> Iterator[str]:
         for each in one.causes:
             alike.setdefault((each.part, each.message), []).append(one.name)
     for one in report.results:
+        said: dict[tuple[object, ...], list[Difference]] = {}
         for each in one.causes:
-            names = alike.pop((each.part, each.message), [])
-            if names:
-                yield _difference(one, each, names)
+            if names := alike.pop((each.part, each.message), []):
+                said.setdefault((each.part, each.moves, each.shows, *names), []).append(each)
+        for (_, _, _, *names), (first, *others) in said.items():
+            whole = "; ".join(other.message for other in (first, *others))
+            yield _difference(one, replace(first, message=whole), list(map(str, names)))
     following = [_name(one.name) for one in report.results if one.status == "caused upstream"]
     if following:
         yield f"{_some(tuple(following))}: given other inputs, caused upstream. Mend the first and look again."
