@@ -196,6 +196,8 @@ NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid (?:integer|float)|in 
 
 def _usage(error: click.UsageError) -> str:
     """Return what is wrong with the words of a command line, and what may stand there."""
+    if isinstance(error, click.NoSuchOption):  # click's own cut-off takes --case for --force
+        error.possibilities = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
     context, text = error.ctx, error.format_message()
     command = None if context is None else context.command
     path = "mha COMMAND" if context is None else " ".join(["mha", *context.command_path.split()[1:]])
@@ -212,7 +214,7 @@ def _usage(error: click.UsageError) -> str:
         name = error.option_name.lstrip("-")
         text += f" Did you mean `{path} {name}`?" if name in command.commands else ""
     elif isinstance(error, click.NoSuchOption) and not error.possibilities and (others := _with_option(error)):
-        text += f" {others} has one; `{path} --help` lists what there is."
+        text += f" {others} {'have' if ',' in others else 'has'} one; `{path} --help` lists what there is."
     elif isinstance(command, click.Group) and (missing := NO_COMMAND.match(text)):
         name = missing["name"]
         alike = [one for one in command.commands if one[:1] == name[:1]]
