@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
@@ -32,10 +33,16 @@ class Command(click.Command):
     """A command that ends with exit status 2 and a message of one line at any refusal or unexpected error.
 
     Attributes:
-        examples: whole command lines, which are shown if an argument is missing.
+        examples: whole command lines, which end the help, and are shown if an argument is missing.
     """
 
     examples: tuple[str, ...] = ()
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, each in one row."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.examples))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments that are left, as click does; an error on an option without value names the command."""
@@ -81,7 +88,15 @@ FEW = 12
 
 
 class Program(Command, click.Group):
-    """A group of such commands (see `Command`)."""
+    """A group of such commands (see `Command`). `groups`: heading -> commands, in the order of the help."""
+
+    groups: Mapping[str, Sequence[click.Command]] = MappingProxyType({})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in their groups, each with the whole first sentence of its help."""
+        for group, commands in (self.groups or {"Commands": [*self.commands.values()]}).items():
+            with formatter.section(group):
+                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=1000)) for one in commands])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

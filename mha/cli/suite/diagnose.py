@@ -120,9 +120,13 @@ class DiagnoseOptions(Apart):
         finish(status == 1, status)
 
 
-@options.command(DiagnoseOptions)
+@options.command(
+    DiagnoseOptions,
+    "mha diagnose --subject mine:attention",
+    "mha diagnose port.safetensors --weights original.safetensors",
+)
 def diagnose(asked: DiagnoseOptions) -> None:
-    """Name the stage since which a subject differs, and the bug that explains it.
+    """Say what is wrong with your layer, or with a recorded one: the stage, the bug, what to change.
 
     Of FILE, which mha.capture wrote, all calls of a layer are explained by one hypothesis, and layers that the same
     one explains are told together. A wrongly ported layer is right by the weights that it holds: --weights names a
