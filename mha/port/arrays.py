@@ -273,8 +273,9 @@ def _names(file: Path) -> list[str]:
     from safetensors import safe_open
 
     try:
+        names = list(read_header(file).arrays)  # whose errors say more
         with safe_open(file, framework="pt"):
-            return list(read_header(file).arrays)
+            return names
     except SpecError as error:
         raise SpecError(f"{file.parent} could not be loaded: {error}") from error
     except Exception as error:  # safetensors has errors of its own, and passes on the system's

@@ -148,7 +148,8 @@ def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
             raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
     files = sorted({file for file in tokenizer.vocab_files_names.values() if file})
     if not any((folder / file).is_file() for file in files):
-        raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
+        missing = f"none of {', '.join(files)} is there; tokenizer.save_pretrained({str(folder)!r}) writes them"
+        raise SpecError(f"{folder} has no tokenizer: {missing}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

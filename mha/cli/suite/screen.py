@@ -84,6 +84,16 @@ OF_STATE = (
 )
 """Patterns of PyTorch's errors of a bias that one side lacks, and what they say."""
 
+OF_SIZES = re.compile(r"size mismatch: \S+ is (?P<own>\([\d, ]+\)) in the layer, and is given (?P<given>\([\d, ]+\))")
+"""A pattern of an error of weights that do not fit into the layer."""
+
+WHY_TURNED = "  A weight here is (out, in): is it turned once too often, or too seldom?"
+
+WHY_SIZES = (
+    "  The case has other sizes than the layer: make it with those of the config, such as config.query_dim, "
+    "or have `capabilities` leave these cases out (docs/subjects.md)."
+)
+
 WHY_STATE = ": make it with bias=config.bias.{0}, or have `supports` leave these cases out (docs/subjects.md)."
 
 WHY_NAN = (
@@ -296,16 +306,20 @@ def _raised(results: Sequence[Result], width: int) -> list[str]:
         if one.status == "failed":
             said.setdefault(_alike(one), []).append(one)
     ranked = sorted(said.values(), key=lambda ones: (ones[0].message.startswith(NOT_ASKED), -len(ones)))
-    lines = []
+    lines, asked = [], {one.case for one in results if one.status != "unsupported"}
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
         # Of what it wrote into, the case with the fewest names tells most: in self-attention, they are one array.
         plainest = min(ones, key=lambda one: one.message.count(",")) if WROTE in ones[0].message else ones[0]
-        cases = f", in {listed(names, NAMES)}"
+        in_all = NAMES < len(names) == len(asked)
+        cases = f", in {f'all {len(asked)} cases' if in_all else listed(names, NAMES)}"
         room = max(100, 3 * width - 20 - len("Did not run: ") - len(cases))
         lines.append(f"Did not run: {_with_shapes(_why(plainest), room)}{cases}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
         lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
+        if sizes := OF_SIZES.search(ones[0].message):
+            own, given = (re.findall(r"\d+", sizes[side]) for side in ("own", "given"))
+            lines.append(WHY_TURNED if own == given[::-1] else WHY_SIZES)
         lines += [WHY_NONE] * bool(OF_NONE.search(ones[0].message))
         lines += [f"{why}{WHY_STATE}".format(bias[1]) for of, why in OF_STATE if (bias := of.search(ones[0].message))]
         items = OF_ITEMS.search(plainest.message)

@@ -141,6 +141,20 @@ def test_a_bias_that_one_side_lacks_is_named_with_what_to_write(error, words):
     assert "make it with" not in said(failed('RuntimeError: Missing key(s) in state_dict: "norm.weight".'))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ("(6, 4) in the layer, and is given (4, 6)", "A weight here is (out, in): is it turned once too often"),
+        ("(6, 4) in the layer, and is given (8, 6)", "The case has other sizes than the layer: make it with those of"),
+    ],
+)
+def test_weights_that_do_not_fit_into_the_layer_are_told_from_turned_ones(sizes, words):
+    where = "(mine.py:56 in prepare)"
+    text = said(failed(*[f"RuntimeError: size mismatch: linears.0.weight is {sizes} {where}"] * 4))
+    assert f"size mismatch: linears.0.weight is {sizes} {where}, in all 4 cases" in text
+    assert words in text
+
+
 def test_a_gradient_that_no_backward_pass_gave_is_named():
     words = "If that is a .grad: nothing came back to its array. Is something detached? Give zeros there"
     assert words in said(failed("AttributeError: 'NoneType' object has no attribute 'numpy' (mine.py:68 in run)"))
