@@ -28,6 +28,12 @@ OTHER_SIZE = re.compile(
 )
 """PyTorch's sentence on weights of another shape than the layer's: the parameter's name, their shape, and its own."""
 
+OTHER_SHAPE = re.compile(
+    r"The shape of the target variable and the shape of the target value in `variable\.assign\(value\)` must match\. "
+    r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))(?:\. Target variable: <Variable path=([^,>]*).*)?"
+)
+"""Keras' sentence on that: the parameter's own shape, that of the weights, and its name."""
+
 LONGEST_MESSAGE = 4000
 """Most characters of a message; a longer one is cut in the middle."""
 
@@ -171,7 +177,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
     If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
-    The numbers of an array are "...", and PyTorch's sentence on weights of another shape is a short one.
+    The numbers of an array are "...", and the sentence on weights of another shape is a short one.
 
     Args:
         error: anything that was raised.
@@ -207,6 +213,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
         lines = lines[1:2] if ": " in lines[1] else [" ".join(lines[:2])]
     text = " ".join(lines if whole else lines[:1])
     text = OTHER_SIZE.sub(r"size mismatch: \1 is (\3) in the layer, and is given (\2)", text)
+    text = OTHER_SHAPE.sub(r"size mismatch: \3 is \1 in the layer, and is given \2", text)
     name = _name_of(error)
     return f"{name}: {shown(text, LONGEST_REASON)}" if text else name
 
