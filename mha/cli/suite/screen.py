@@ -63,7 +63,9 @@ HINTS = (
         "  Write every size, none as -1: an empty array does not tell it.",
     ),
     (
-        re.compile(r"mismatch in its core dimension|shapes cannot be multiplied|not aligned|contracting dimensions"),  # of a product
+        re.compile(
+            r"mismatch in its core dimension|shapes cannot be multiplied|not aligned|contracting dimensions"
+        ),  # of a product
         "  If one is a weight, it is (out, in): write x @ weight.T; a kernel is weight.T.",
     ),
     (
