@@ -254,7 +254,7 @@ class Session:
         # A dict of its own: what is taken out of it is not missed here.
         run = self.subject.prepare(layer.problem.config, dict(layer.weights.copies))
         if not callable(run):
-            raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return a function run(inputs) -> Trace")
+            raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return the function run(inputs)")
         return run
 
 

@@ -80,6 +80,8 @@ GROUPS = {
 class Main(Program):
     """The program. A command or an option in GONE, NEVER or ELSEWHERE is answered with what to use instead."""
 
+    groups = GROUPS
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -90,12 +92,6 @@ class Main(Program):
             if word in NEVER or word in ELSEWHERE:
                 raise CouldNotRun(f"mha {word} is not there: {NEVER.get(word) or ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in GROUPS, each with the whole first sentence of its help."""
-        for group, commands in GROUPS.items():
-            with formatter.section(group):
-                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=1000)) for one in commands])
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})

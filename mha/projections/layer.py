@@ -171,7 +171,7 @@ class ProjectedLayer:
         words = refused if closest is None else near[closest][1]
         scale = self._other_scale(near[closest][2]) if closest is not None and not found else ""
         if not found and self.sure and closest is not None:
-            self.doubt = f"it differs from its own weights: {words}{scale}"
+            self.doubt = f"it differs from its own weights: {scale}{words}"
             self._look_beyond(output, calls[self.said.output][0][1])
             call = near[closest][2]
             assumed = "" if scale else self._assumed(closest, call, arguments)
@@ -180,7 +180,7 @@ class ProjectedLayer:
             return call._replace(assumed=assumed)
         if not found:
             self.differs = closest is not None
-            raise SpecError(f"it does not compute the definition from these projections: {words}{scale}")
+            raise SpecError(f"it does not compute the definition from these projections: {scale}{words}")
         if len(found) > 1:
             said = " and ".join(_words(reading, call) for reading, call in found[:2])
             raise SpecError(f"its call fits more than one reading ({said}); say which, or record a longer call")
@@ -196,13 +196,13 @@ class ProjectedLayer:
         return same or min(near, key=lambda one: near[one][0], default=None)
 
     def _other_scale(self, call: ReadCall) -> str:
-        """Return which other scale of the scores gives a call, as the end of a message; "" if none that is tried."""
+        """Return which other scale of the scores gives a call, as words that end in "; "; "" for none."""
         width, whole = call.config.head_dim, call.inputs.queries.shape[-1]
         scales = {"not scaled": 1.0, f"divided by {width}": 1.0 / width, f"divided by sqrt({whole})": whole**-0.5}
         for words, scale in scales.items() if self.said.scale is None else ():
             if self.judge(self.name, call._replace(config=replace(call.config, scale=scale))) is None:
-                what = f"they are {words}, where sqrt({width}) is due. If that is meant, say scale={scale:.6g}"
-                return f". Its scores alone differ: {what}"
+                what = f"they are {words}, where sqrt({width}) is due (if that is meant, say scale={scale:.6g})"
+                return f"its scores alone differ: {what}; "
         return ""
 
     def _assumed(self, reading: _Reading, call: ReadCall, arguments: Mapping[str, Any]) -> str:

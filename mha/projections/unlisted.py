@@ -109,8 +109,7 @@ class Unlisted:
         if OFTEN in why:
             return f"{why}Call it once for each call of the layer, and take its rows apart (docs/recordings.md)"
         if self.as_they_are:
-            what = "it computes something else than the definition"
-            return f"{what}. {self.as_they_are} (docs/recordings.md). The reason: {why.strip()}"
+            return f"{why}{self.as_they_are} (docs/recordings.md)"
         own = [one for one, part in self._inside_of("") if self._hooks.projects(part) and "." not in one]
         name = next(iter((*self.refused, *unread)), "NAME" if len(own) < 2 else "")
         found = self._found.get(name)

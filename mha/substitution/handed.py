@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha.recordings.at_seam import intercepted, prove
+from mha.recordings.capture import capture
 from mha.recordings.function_bugs import has_sinks
 from mha.recordings.hooks import hooks_of
 from mha.recordings.modules.diagnosed import DIFFERS, FOLLOWS
 from mha.recordings.recording import HANDED_KEY, METADATA_KEY, Recording
 from mha.substitution.allowance import FACTOR
 from mha.substitution.original import Original, OriginalCall
+from mha.substitution.recorded.walk import recordings_apart
 from mha.substitution.substitute import Substitution
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.call.masks import allowed_keys
@@ -27,6 +30,9 @@ from mha_core.seam import Handover
 
 SWALLOWING = 1e30
 """A bias that large stands for an exclusion: with it every score of its row is lost."""
+
+MOST = 4
+"""Most differences of a layer that are said."""
 
 Given = tuple[AttentionConfig, AttentionInputs]
 """What one call of an attention function is handed, in terms of the definition."""
@@ -193,6 +199,28 @@ def sides_of_wrong(
         elif before:
             found[name] = f"{FOLLOWS} {before}"
     return found
+
+
+def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
+    """Return a sentence on what a module's attention layer holds, or masks, otherwise than the original's; "" for none.
+
+    Args:
+        own: the original with its calls; `model` is the original model itself.
+        ready: each call of the module, with the original's call, which runs on what the port's was given.
+        port: the calls of the one attention layer in the module.
+    """
+    try:
+        with warnings.catch_warnings(), capture(model, probe=False) as seen:
+            warnings.simplefilter("ignore")
+            for one in ready:
+                own.run(one.call, [one.given], port.layer_of(0).dtype)
+        if not len(seen.layers) == len({call.layer for call in port.calls}) == 1 or len(seen.calls) != len(port.calls):
+            return ""
+        found = recordings_apart(seen.recording, port, unseen=False).results
+    except SpecError:
+        return ""
+    told = [each.message for one in found for each in one.causes if each.part in ("config", "weights", "mask")]
+    return f"{listed(list(dict.fromkeys(told)), MOST)}." if told else ""
 
 
 def _recorded(path: str | os.PathLike[str], key: str) -> Recording | None:

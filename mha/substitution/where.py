@@ -17,7 +17,7 @@ from mha.substitution.backward import judged_backward
 from mha.substitution.caches import WRITES, Caches
 from mha.substitution.calls import inputs_of, modules_of, uncovered
 from mha.substitution.cores import of_cores
-from mha.substitution.handed import of_wrong, sides_of_wrong
+from mha.substitution.handed import held_otherwise, of_wrong, sides_of_wrong
 from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, lacked, others_among, rounded_among
 from mha.substitution.original import Original
@@ -121,7 +121,11 @@ def where(
         if one.name in wrong and port in judge.ready
     }
     told = of_wrong(own, original, recording.path, ready)
-    texts = diagnosed(recording.path, wrong, called, report.judged, progress, told)
+
+    def beside(name: str, layers: Recording) -> str:
+        return held_otherwise(own, original, ready[name], layers) if name in ready else ""
+
+    texts = diagnosed(recording.path, wrong, called, report.judged, progress, told, beside)
     unread = {
         one.name: one.original
         for one in report.results

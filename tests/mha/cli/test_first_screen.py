@@ -386,7 +386,7 @@ def test_results_of_a_wrong_shape_are_counted_once_each_and_the_end_of_a_product
     status, text = said("check", "--subject", f"{own}:product", "-c", "prime")
     assert status == 2
     assert "core dimension 0 (size 33 is different from 17)" in flat(text)
-    assert "\n  If one of them is a weight: it is (out, in), so write x @ weight.T.\n" in text
+    assert "\n  If one is a weight, it is (out, in): write x @ weight.T; a kernel is weight.T.\n" in text
 
 
 def test_an_object_that_declares_nothing_is_told_what_it_was_asked(own):

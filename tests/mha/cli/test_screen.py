@@ -138,7 +138,27 @@ def test_a_bias_that_one_side_lacks_is_named_with_what_to_write(error, words):
     text = said(failed(f"RuntimeError: {error}"))
     name = words.partition(" at ")[2].partition(",")[0]
     assert f"{words}: make it with bias=config.bias.{name}, or have `supports` leave" in text
-    assert "make it with" not in said(failed('RuntimeError: Missing key(s) in state_dict: "norm.weight".'))
+    for others in ('"norm.weight"', '"q_proj.bias", "q_proj.weight"', '"attn.q_proj.weight", "attn.q_proj.bias"'):
+        text = said(failed(f"RuntimeError: Missing key(s) in state_dict: {others}."))
+        assert "make it with" not in text
+        assert "has other names for them than what is loaded" in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (
+            "(6, 4) in the layer, and is given (4, 6)",
+            "A weight is (out, in) here, a kernel of Keras or Flax (in, out): is it turned",
+        ),
+        ("(6, 4) in the layer, and is given (8, 6)", "The case has other sizes than the layer: make it with those of"),
+    ],
+)
+def test_weights_that_do_not_fit_into_the_layer_are_told_from_turned_ones(sizes, words):
+    where = "(mine.py:56 in prepare)"
+    text = said(failed(*[f"RuntimeError: size mismatch: linears.0.weight is {sizes} {where}"] * 4))
+    assert f"size mismatch: linears.0.weight is {sizes} {where}, in all 4 cases" in text
+    assert words in text
 
 
 def test_a_gradient_that_no_backward_pass_gave_is_named():
