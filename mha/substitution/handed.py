@@ -265,9 +265,10 @@ def with_makers_of_masks(
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():
         makers = set(map(_maker, ready[name], handing.allowed)) if handing.apart == ("mask",) else set()
-        if len(makers) != 1 or None in makers or len(handing.allowed) != len(ready[name]):
+        found = makers.pop() if len(makers) == 1 and len(handing.allowed) == len(ready[name]) else None
+        if found is None:
             continue
-        ((*inside, maker),) = makers
+        *inside, maker = found
         given = [name, *inside]
         for inner in given:
             results[inner] = replace(results[inner], status="caused upstream", own_lines=False)
