@@ -186,7 +186,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     where = f"{one.place} " if one.place else ""
     if one.place.startswith("the mask"):
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
-        return f"{own}: {one.place} excludes other keys ({one.got:g} entries)."
+        return "\n  ".join([f"{own}: {one.place} excludes other keys ({one.got:g} entries).", *one.notes])
     what = "by itself"
     if one.among and not one.own_lines:
         what = (
