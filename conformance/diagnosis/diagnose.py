@@ -119,7 +119,9 @@ class Diagnosis:
 
     @property
     def first_step(self) -> str | None:
-        """Return the stage of the first wrong step, by `located` or the exposed stages; None if neither shows it."""
+        """Return the stage of the first wrong step: by what layers share, by `located` or exposed stages; else None."""
+        if self.measured is not None and self.measured.behaviour.shared is not None:
+            return self.measured.behaviour.shared
         located = None if self.located is None else self.located.stage
         located = None if any(self.stages.get(later) is False for later in LATER.get(located or "", ())) else located
         shown = next((stage for stage, wrong in self.stages.items() if wrong), None)

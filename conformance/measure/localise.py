@@ -41,13 +41,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     """
     first = measured.first
     evidence = Evidence(measured.asker, Variants())
-    if not measured.behaviour.is_function:
+    if not measured.behaviour.is_function or measured.behaviour.shared is not None:
         return None
     if first is None:
         return _of_cases(evidence, list(failing))
     problem = first.differing[0]
-    if measured.behaviour.shared is not None:
-        return Located(measured.behaviour.shared, problem)
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:

@@ -135,6 +135,37 @@ def test_a_claim_that_further_calls_contradict_is_none():
     assert found.against.probe.id == "given-scale"
 
 
+class Quantised(OutputAlone):
+    """A layer whose weights are integers from -most to most, times a step that the largest of an axis gives."""
+
+    def __init__(self, most, axis):
+        super().__init__()
+        self.most, self.axis = most, axis
+
+    def prepare(self, config, weights):
+        return super().prepare(config, {name: self.held(x) if x.ndim == 2 else x for name, x in weights.items()})
+
+    def held(self, weight):
+        step = np.abs(weight).max(axis=self.axis, keepdims=True) / self.most
+        integers = np.rint(weight / np.where(step, step, 1.0)).astype(np.int8)
+        return integers * step
+
+
+@pytest.mark.nightly("weights in fewer bits are said", but=("rows",))
+@pytest.mark.parametrize(
+    ("most", "axis", "said"),
+    [
+        pytest.param(127, None, "8-bit integers times a scale of each matrix.", id="matrices"),
+        pytest.param(7, 1, "4-bit integers times a scale of each output channel.", id="rows"),
+    ],
+)
+def test_weights_in_fewer_bits_are_said_with_what_has_a_scale(most, axis, said):
+    plain = [PROBES[3].problems(Asker(OutputAlone()))[0]]
+    found = Probing(Asker(Quantised(most, axis)), (), like=plain).run()
+    assert [model[0].sentence for model in found.models] == [f"The weights of all projections are {said}"]
+    assert found.models[0][0].stage == "queries"
+
+
 def test_a_right_layer_differs_nowhere():
     found = measured()
     assert found.first is None
