@@ -291,11 +291,13 @@ def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | Non
     """Return whether a float64 subject, or a model of it, rounds what it computes from queries to about float32.
 
     If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
+    Each number is changed by another share, because a norm of the queries undoes what is the same for all of them.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False
     problem = generic(asker.configs[0])
-    moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by)) for by in (0.0, *NUDGES)]
+    shares = np.random.default_rng(0).uniform(size=problem.inputs.queries.shape)
+    moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by * shares)) for by in (0.0, *NUDGES)]
     outputs = [*map(model or asker.output, moved), model(moved[0]) if model else _output(asker, moved[0])]
     if any(output is None or not np.isfinite(output).all() for output in outputs):
         return False
