@@ -18,9 +18,8 @@ from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
 from conformance.judging.distance import Nearness
 from conformance.judging.expected import Expected, answer
-from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.designs import CONFIGS, changed, differentiated, generic
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, can_be_asked_again, within
 from conformance.zoo.forward.projections import STAGE_OF
 from mha_core import AttentionConfig, AttentionMask, SpecError, Trace
 from mha_core.errors import listed
@@ -372,7 +371,7 @@ def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:
     with_rate = replace(problem, config=replace(problem.config, dropout=RATE))
     first, again = (_output(asker, with_rate) for _ in range(2))
     if first is not None and again is not None and not _alike(asker, first, again):
-        yield "With a rate of dropout and no keep-mask its answers are random: dropout is active outside training."
+        yield "With a rate of dropout its answers are random: dropout is active outside training."
 
 
 def _of_repeats(asker: Asker, problem: Problem) -> Iterator[str]:
