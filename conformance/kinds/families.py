@@ -233,7 +233,7 @@ SUMS: Mapping[str, Callable[[NDArray, State], Any]] = {
 def _functions() -> Iterator[Bug]:
     for words, divided in product(FUNCTIONS, SUMS):
         each = "the scores themselves" if words == "s" else f"{words} of each score s"
-        sentence = f"Weights are {each}, {divided}, in place of their softmax."
+        sentence = f"Attention weights are {each}, {divided}, in place of their softmax."
         step = partial(_divided, FUNCTIONS[words], SUMS[divided])
         yield bug_of(sentence, sentence, "Take the softmax of the scores.", {"weights": step})
 

@@ -18,9 +18,8 @@ from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
 from conformance.judging.distance import Nearness
 from conformance.judging.expected import Expected, answer
-from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.designs import CONFIGS, changed, differentiated, generic
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, can_be_asked_again, within
 from conformance.zoo.forward.projections import STAGE_OF
 from mha_core import AttentionConfig, AttentionMask, SpecError, Trace
 from mha_core.errors import listed
@@ -293,11 +292,13 @@ def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | Non
     """Return whether a float64 subject, or a model of it, rounds what it computes from queries to about float32.
 
     If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
+    Each number is changed by another share, because a norm of the queries undoes what is the same for all of them.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False
     problem = generic(asker.configs[0])
-    moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by)) for by in (0.0, *NUDGES)]
+    shares = np.random.default_rng(0).uniform(size=problem.inputs.queries.shape)
+    moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by * shares)) for by in (0.0, *NUDGES)]
     outputs = [*map(model or asker.output, moved), model(moved[0]) if model else _output(asker, moved[0])]
     if any(output is None or not np.isfinite(output).all() for output in outputs):
         return False
@@ -398,7 +399,7 @@ def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:
     with_rate = replace(problem, config=replace(problem.config, dropout=RATE))
     first, again = (_output(asker, with_rate) for _ in range(2))
     if first is not None and again is not None and not _alike(asker, first, again):
-        yield "With a rate of dropout and no keep-mask its answers are random: dropout is active outside training."
+        yield "With a rate of dropout its answers are random: dropout is active outside training."
 
 
 def _of_repeats(asker: Asker, problem: Problem) -> Iterator[str]:

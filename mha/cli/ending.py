@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 
 import click
 
-from conformance.subjects.in_time import idle_threads
-from conformance.subjects.surroundings import spare_streams
+from conformance.subjects.in_time import idle_threads, spare_streams
 from mha.cli.common import COULD_NOT_RUN, EQUAL
 
 TRACEBACK = "MHA_TRACEBACK"

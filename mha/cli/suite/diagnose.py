@@ -146,7 +146,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
     found, compared, left, masks, behind, unsaid, causes = _of_file(asked.file, asked)
     texts = [text for one in found for text in _told(one, asked.file, asked.weights, causes)]
     if unsaid:
-        from conformance.diagnosis.text import NOTHING
+        from conformance.diagnosis.brief import NOTHING
 
         texts = [text.replace(NOTHING, "") for text in texts]
     texts += [behind] if behind else []

@@ -13,8 +13,8 @@ from conformance.case_unit import NOT_ASKED
 from conformance.cases.sequence import Asked, CallSequence
 from conformance.diagnosis.apart import MAY_BE_KEPT
 from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME
+from conformance.diagnosis.brief import shown as shown_place
 from conformance.diagnosis.diagnose import ALL_NAN
-from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from conformance.reports.brief import ROWS, Brief, Cause

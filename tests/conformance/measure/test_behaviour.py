@@ -155,6 +155,16 @@ def test_neither_noise_nor_a_coarser_rounding_is_float32():
     assert not rounds_inside(Asker(OutputAlone(coarse)))
 
 
+def test_a_norm_of_the_queries_is_not_float32():
+    """It undoes what changes all numbers of a query in proportion, however small."""
+
+    def normed(state, x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + 1e-5)
+
+    assert not rounds_inside(Asker(OutputAlone(wrong_at("query_inputs", normed))))
+
+
 def test_the_narrowest_dtype_is_told_and_zeros_tell_none():
     array = np.random.default_rng(0).normal(size=50)
     for dtype in ("float32", "float16", "bfloat16"):

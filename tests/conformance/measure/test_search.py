@@ -76,7 +76,7 @@ FAULTS = {
     "another function than exp": (
         "weights",
         _of_squares,
-        "Weights are relu(s)^2 of each score s, divided by their sum",
+        "Attention weights are relu(s)^2 of each score s, divided by their sum",
     ),
     "a norm": (
         "queries",
@@ -88,7 +88,7 @@ FAULTS = {
         lambda s, x: x * (np.arange(x.shape[1]) < x.shape[1] - 1)[:, None, None],
         "0 for the last one along the head axis",
     ),
-    "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the weighted sums of the heads"),
+    "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the heads' outputs"),
 }
 """What is wrong: (the step, what is done to its result, what is said)."""
 

@@ -118,7 +118,7 @@ def test_what_is_kept_lists_only_the_cases_that_show_it():
 def test_a_cause_of_most_cases_stands_before_what_is_kept():
     text = said(of_threads(), KNOWN)
     assert text.index("Cause, at the scores") < text.index(THREADS)
-    assert said(of_threads(), NOT_KNOWN).startswith(f"weights: {THREADS}")
+    assert said(of_threads(), NOT_KNOWN).startswith(f"attention weights: {THREADS}")
 
 
 def test_a_cause_stands_before_the_shape_that_follows_from_it():
@@ -229,12 +229,12 @@ def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
     ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", *cases, "-d", "float64", "--workers", "0"])
     text = flat(ended.stdout)
     assert "The output of one call does not depend on the keys and values: no attention over them is computed." in text
-    assert "No known bug" not in text
+    assert "is not known" not in text
     assert "Next: " not in text
 
 
 def test_what_to_change_is_left_out_before_a_cause_is():
-    two = tuple(Cause("weights", f"{name} is wrong. " * 8, f"Mend {name}. " * 12, label="Cause") for name in "ab")
+    two = tuple(Cause("keys", f"{name} is wrong. " * 8, f"Mend {name}. " * 12, label="Cause") for name in "ab")
     told = Brief("mine", "float64", 1, sure="How sure: very.", causes=two)
     whole = flat("\n".join(told.rows(80, 20, head=False)))
     assert "Mend a." in whole
@@ -248,10 +248,10 @@ def test_what_to_change_is_left_out_before_a_cause_is():
 
 
 def test_what_to_change_in_the_first_cause_is_whole_or_left_out():
-    two = tuple(Cause("weights", f"{name} is wrong. " * 8, f"Mend {name}. " * 40, label="Cause") for name in "ab")
+    two = tuple(Cause("keys", f"{name} is wrong. " * 8, f"Mend {name}. " * 40, label="Cause") for name in "ab")
     told = Brief("mine", "float64", 1, sure="How sure: very.", causes=two)
     rows = told.rows(80, 6, head=False)
-    assert rows[0].startswith("Cause 1, at the weights: a is wrong.")
+    assert rows[0].startswith("Cause 1, at the keys: a is wrong.")
     assert not any("Mend" in row or row == "  ..." for row in rows)
     assert "Mend a." in flat("\n".join(told.rows(80, 20, head=False)))
 
