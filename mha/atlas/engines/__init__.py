@@ -1,0 +1,6 @@
+"""Engines by framework. Each module has `DTYPES`, `run` and functions of queries, keys and values (B, H, L, d).
+
+A function's other parameters say what it can be asked: `mask` (bool, integer or added), `allowed` (bool or integer),
+`bias` (added), `causal`, `scale`, `softcap`, `window`, `sinks`, `lengths`, `cache`.
+One without a default is always given.
+"""
