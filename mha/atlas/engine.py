@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Engine:
         call: the one-line call that is made, as its users write it.
         packages: what it needs, the first of them the one whose version counts.
         extra: the extra of this project that installs it.
-        runner: the module in `mha.atlas.engines` whose `run` calls it; "" for the function's own.
+        runner: the module in `mha.atlas.engines` that runs it; "" for the function's own.
         grouped: whether it takes fewer heads of keys than of queries.
         environment: variables that are set before it is imported.
     """
@@ -84,7 +84,7 @@ def named(id: str) -> Engine:
 
 @cache
 def _loaded(id: str) -> tuple[Callable[..., Any], Any]:
-    """The function of an engine, and the module whose `run` calls it."""
+    """The function of an engine, and the module that runs it."""
     engine = named(id)
     os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1", **engine.environment})
     module, _, name = engine.function.partition(":")
@@ -113,12 +113,15 @@ def described(id: str) -> dict[str, Any]:
 
 
 NAMES = ("output", "gradients.queries", "gradients.keys", "gradients.values")
-"""What `run` of an engine's module returns, in this order: the output alone, or all."""
+"""What `computed` of an engine's module returns, in this order: the output alone, or all."""
 
 
 def called(id: str, given: list[NDArray], options: dict[str, Any], dtype: str, cotangent: NDArray | None) -> Arrays:
     """Return the output of one call, and its gradients where the engine has them; raises what the engine raises."""
     function, module = _loaded(id)
+    made = {name: module.of(one, dtype) if isinstance(one, np.ndarray) else one for name, one in options.items()}
+    leaves = [module.of(array, dtype) for array in given]
+    start = None if cotangent is None else module.of(cotangent, dtype)
     with np.errstate(all="ignore"):
-        found = module.run(function, given, options, dtype, cotangent)
-    return dict(zip(NAMES, map(np.asarray, found), strict=False))
+        found = module.computed(partial(function, **made), leaves, start)
+        return dict(zip(NAMES, (np.asarray(module.back(one)) for one in found), strict=False))

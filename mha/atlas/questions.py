@@ -161,13 +161,13 @@ def _empty(right: NDArray, rows: Any, v: NDArray, open_rows: NDArray) -> dict[st
     return found
 
 
-EMPTY, ROW = np.ones((2, 2, 3, 5), bool), (slice(None), slice(None), 1)
+EMPTY, ROW = np.ones((2, 2, 5, 5), bool), (slice(None), slice(None), 1)
 EMPTY[ROW] = EMPTY[..., 4] = False
 
 
 def _emptied(bias: NDArray | None = None, *, first: str = "0") -> Asked:
     """A call whose query 1 has no key; the last key is hidden from all."""
-    given = arrays()
+    given = arrays(5, 5)
     answers = _empty(plain(*given, EMPTY), ROW, given[2], plain(*given))
     answers["the mean of its keys' values"] = answers["0"].copy()
     answers["the mean of its keys' values"][ROW] = given[2][:, :, :4].mean(axis=2)
@@ -299,6 +299,7 @@ def integer_mask() -> Asked:
 def float_mask(causal: bool = False) -> Asked:
     given, (seen, options), bias = arrays(5, 5), _seen(causal), _bias()
     answers = {"it is added": plain(*given, seen, added=bias), "it changes nothing": plain(*given, seen)}
+    answers["it means causal"] = plain(*given, np.tri(5, dtype=bool))
     return Asked(given, answers, bias=bias, options=options)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.judging.compare import Mismatch
 from conformance.subjects.answers import CannotExpress
 from conformance.workers.described import Elsewhere
 from conformance.workers.interpreters import Home, Settings
@@ -32,6 +33,9 @@ SOURCES = frozenset(["causal", "window", "valid_lens", "allowed", "bias"])
 
 FOLLOWS, PARTS, CANNOT = "follows", "parts", "can't be asked"
 
+LITTLE = {"float64": 1e-6, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}
+"""Dtype -> the largest error / largest expected number that is called little."""
+
 Vector = tuple[dict[str, Any], dict[str, NDArray]]
 """The row of the manifest, and the arrays of the file."""
 
@@ -51,13 +55,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """Counts of vectors in one dtype, and the ids of those that differ or raised; `worst`: of the equal ones."""
+    """Counts of vectors in one dtype, and the ids of those that differ or raised.
+
+    Attributes:
+        worst: the worst error / allowed error of those that are equal.
+        little: those that differ by no more than arithmetic in a narrower dtype may: see `LITTLE`.
+        gradients: the equal ones whose gradients were judged too.
+    """
 
     equal: int = 0
     differ: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
     left: int = 0
     worst: float = 0.0
+    little: int = 0
     gradients: int = 0
 
 
@@ -176,14 +187,16 @@ class Asker:
                 raised.append(row["id"])
                 continue
             shapes = all(array.shape == arrays[f"expected/{name}"].shape for name, array in found.items())
-            ratios, wrong = compared(found, arrays) if shapes else ([], [None])
+            ratios, wrong = compared(found, arrays) if shapes else ([], [...])
             if wrong:
                 differ.append(row["id"])
+                counts["little"] += shapes and all(_is_little(one, arrays, row["dtype"]) for one in wrong)
             else:
                 counts["equal"] += 1
                 counts["gradients"] += len(found) > 1
                 worst = max(worst, *ratios)
-        return Judged(counts["equal"], tuple(differ), tuple(raised), counts["left"], worst, counts["gradients"])
+        rest = (counts[name] for name in ("little", "gradients"))
+        return Judged(counts["equal"], tuple(differ), tuple(raised), counts["left"], worst, *rest)
 
     def _vector(self, row: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
         given, options = self._call_of(row, arrays)
@@ -227,6 +240,12 @@ class Asker:
         if not np.isclose(scale := row["call"]["scale"], row["config"]["head_dim"] ** -0.5, rtol=1e-12):
             options["scale"] = scale
         return given, options
+
+
+def _is_little(wrong: Mismatch, arrays: Mapping[str, NDArray], dtype: str) -> bool:
+    expected = np.abs(arrays[f"expected/{wrong.stage}"])
+    largest = expected[np.isfinite(expected)].max(initial=0.0)
+    return bool(np.isfinite(wrong.error) and wrong.error <= LITTLE[dtype] * max(1.0, largest))
 
 
 def said(error: Exception) -> str:

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 
-def attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    allowed: Any = None,
-    bias: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Any:
+def attend(q, k, v, *, allowed=None, bias=None, causal=False, scale=None, softcap=None):
     import keras
 
     q, k, v = (keras.ops.swapaxes(one, 1, 2) for one in (q, k, v))
@@ -27,17 +15,7 @@ def attend(
     return keras.ops.swapaxes(found, 1, 2)
 
 
-def on_arrays(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    allowed: Any = None,
-    bias: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Any:
+def on_arrays(q, k, v, *, allowed=None, bias=None, causal=False, scale=None, softcap=None):
     """Return the output as an array, of backends that have no gradients."""
     import keras
 
@@ -46,9 +24,7 @@ def on_arrays(
     return np.asarray(keras.ops.convert_to_numpy(attend(*made[:3], allowed=made[3], bias=made[4], **options)))
 
 
-def litert(
-    q: Any, k: Any, v: Any, *, allowed: Any = None, bias: Any = None, causal: bool = False, scale: float | None = None
-) -> Any:
+def litert(q, k, v, *, allowed=None, bias=None, causal=False, scale=None):
     """Return the output of Keras' function as LiteRT runs it."""
     import tensorflow as tf
     from ai_edge_litert.interpreter import Interpreter
@@ -56,7 +32,7 @@ def litert(
     given = [one for one in (q, k, v, allowed, bias) if one is not None]
 
     @tf.function(input_signature=[tf.TensorSpec(one.shape, one.dtype) for one in given])
-    def call(*tensors: Any) -> Any:
+    def call(*tensors):
         q, k, v, *rest = tensors
         masks = {name: rest.pop(0) for name, one in (("allowed", allowed), ("bias", bias)) if one is not None}
         return attend(q, k, v, causal=causal, scale=scale, **masks)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
-
 from backends.mxnet.native.cells import legacy
 from backends.mxnet.ops.framework import mx
 from conformance.subjects.ask import CannotExpress
@@ -14,27 +9,27 @@ from conformance.subjects.ask import CannotExpress
 DTYPES = ("float32", "float16")
 
 
-def run(
-    attend: Callable[..., Any], given: Sequence[NDArray], options: Mapping[str, Any], dtype: str, cotangent: Any
-) -> list[Any]:
-    """Return the output, and gradients if there is a cotangent."""
-
-    def call() -> list[Any]:
-        leaves = [mx.nd.array(value, dtype=dtype) for value in given]
-        if cotangent is None:
-            return [attend(*leaves, **options).asnumpy()]
-        for leaf in leaves:
-            leaf.attach_grad()
-        with mx.autograd.record(train_mode=False):
-            output = attend(*leaves, **options)
-        output.backward(mx.nd.array(cotangent, dtype=dtype))
-        return [output.asnumpy(), *(leaf.grad.asnumpy() for leaf in leaves)]
-
-    found: list[Any] = legacy(call)()
-    return found
+def of(array, dtype):
+    return legacy(mx.nd.array)(array, dtype=dtype if array.dtype.kind == "f" else array.dtype)
 
 
-def interleaved(q: Any, k: Any, v: Any, *, bias: Any = None, lengths: Any = None) -> Any:
+@legacy
+def computed(attend, leaves, cotangent):
+    if cotangent is None:
+        return [attend(*leaves)]
+    for leaf in leaves:
+        leaf.attach_grad()
+    with mx.autograd.record(train_mode=False):
+        output = attend(*leaves)
+    output.backward(cotangent)
+    return [output, *(leaf.grad for leaf in leaves)]
+
+
+def back(array):
+    return array.asnumpy()
+
+
+def interleaved(q, k, v, *, bias=None, lengths=None):
     """Return the output: the first operator scales, the softmax masks by lengths, a bias is added between."""
     batch, heads, queries, width = q.shape
     if v.shape[3] != width:
@@ -43,11 +38,11 @@ def interleaved(q: Any, k: Any, v: Any, *, bias: Any = None, lengths: Any = None
     both = mx.nd.stack(k, v, axis=2).transpose((3, 0, 1, 2, 4)).reshape((k.shape[2], batch, -1))
     scores = mx.nd.contrib.interleaved_matmul_encdec_qk(q, both, heads=heads)
     if bias is not None:
-        scores = scores + mx.nd.array(bias, dtype=scores.dtype).reshape((-1, queries, k.shape[2]))
+        scores = scores + bias.reshape((-1, queries, k.shape[2]))
     if lengths is None:
         weights = mx.nd.softmax(scores, axis=-1)
     else:
-        lens = mx.nd.array(lengths.repeat(heads * queries), dtype="int32").reshape((-1, queries))
+        lens = lengths.repeat(heads * queries).reshape((-1, queries))
         weights = mx.nd.softmax(scores, axis=-1, length=lens, use_length=True)
     found = mx.nd.contrib.interleaved_matmul_encdec_valatt(both, weights, heads=heads)
     return found.reshape((queries, batch, heads, -1)).transpose((1, 2, 0, 3))

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
+from conformance.subjects.ask import CannotExpress
 
-def node(
-    operator: str,
-    given: Sequence[NDArray | None],
-    version: int = 1,
-    domain: str = "",
-    outputs: int = 1,
-    **settings: Any,
-) -> NDArray:
+
+def node(operator, given, version=1, domain="", outputs=1, **settings):
     """Return the first output of one operator; inputs that are None are left out."""
     names = ["" if one is None else f"input{number}" for number, one in enumerate(given)]
     while not names[-1]:
@@ -44,57 +36,29 @@ def node(
     return found
 
 
-def _settings(**given: Any) -> dict[str, Any]:
+def _settings(**given):
     return {name: value for name, value in given.items() if value is not None}
 
 
-def attention_23(
-    q: NDArray,
-    k: NDArray,
-    v: NDArray,
-    *,
-    mask: NDArray | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> NDArray:
+def attention_23(q, k, v, *, mask=None, causal=False, scale=None, softcap=None):
     return node("Attention", [q, k, v, mask], 23, is_causal=int(causal), **_settings(scale=scale, softcap=softcap))
 
 
-def attention_24(
-    q: NDArray,
-    k: NDArray,
-    v: NDArray,
-    *,
-    mask: NDArray | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    lengths: NDArray | None = None,
-) -> NDArray:
+def attention_24(q, k, v, *, mask=None, causal=False, scale=None, softcap=None, lengths=None):
     lens = None if lengths is None else lengths.astype(np.int64)
     settings = _settings(scale=scale, softcap=softcap)
     return node("Attention", [q, k, v, mask, None, None, lens], 24, is_causal=int(causal), **settings)
 
 
-def _merged(x: NDArray) -> NDArray:
+def _merged(x):
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
-def _split(x: NDArray, heads: int) -> NDArray:
+def _split(x, heads):
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(1, 2)
 
 
-def multi_head(
-    q: NDArray,
-    k: NDArray,
-    v: NDArray,
-    *,
-    bias: NDArray | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    lengths: NDArray | None = None,
-) -> NDArray:
+def multi_head(q, k, v, *, bias=None, causal=False, scale=None, lengths=None):
     """Return the output; lengths are given as a mask of keys, 1 where there is one."""
     heads = q.shape[1]
     padding = None if lengths is None else (np.arange(k.shape[2]) < lengths[:, None]).astype(np.int32)
@@ -103,20 +67,10 @@ def multi_head(
     return _split(node("MultiHeadAttention", given, domain="com.microsoft", **settings), heads)
 
 
-def group_query(
-    q: NDArray,
-    k: NDArray,
-    v: NDArray,
-    *,
-    causal: bool,
-    bias: NDArray | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: int | None = None,
-    sinks: NDArray | None = None,
-    lengths: NDArray | None = None,
-) -> NDArray:
+def group_query(q, k, v, *, causal, bias=None, scale=None, softcap=None, window=None, sinks=None, lengths=None):
     """Return the output; keys beyond as many as queries are given as the past."""
+    if q.shape[3] % 8 or v.shape[3] != q.shape[3]:
+        raise CannotExpress("heads whose width is no multiple of 8, or values of another")
     past = k.shape[2] - q.shape[2]
     old = [x[:, :, :past] for x in (k, v)]
     new = [_merged(x[:, :, past:]) for x in (k, v)]

@@ -16,9 +16,7 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def sdpa(
-    q: NDArray, k: NDArray, v: NDArray, *, mask: NDArray | None = None, causal: bool = False, scale: float | None = None
-) -> NDArray:
+def sdpa(q, k, v, *, mask=None, causal=False, scale=None):
     given = [q, k, v] + ([] if mask is None else [mask])
     if scale is not None:
         given += ([np.zeros((1, 1), q.dtype)] if mask is None else []) + [np.array(scale, q.dtype)]
