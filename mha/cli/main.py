@@ -20,6 +20,7 @@ from mha.cli.porter.phrase import phrase
 from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
+from mha.cli.suite.atlas import atlas
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
@@ -69,7 +70,7 @@ ELSEWHERE = {
 
 
 GROUPS = {
-    "Check a layer": (check, invariants, diagnose, vectors, bugs, backends, deviations),
+    "Check a layer": (check, invariants, diagnose, vectors, atlas, bugs, backends, deviations),
     "Port a model": (convert, port, where, replay, audit, phrase),
     "Learn and look": (learn, view),
     "Housekeeping": (cache,),
