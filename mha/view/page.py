@@ -181,9 +181,9 @@ def _json(value: Any) -> str:
 
 # Pack: arrays as the page holds them, one string for all; view.js unpacks them.
 #
-# Weights are rounded to three significant digits, which float16 keeps from 6e-5 up. Queries and keys are multiples of a step, the largest of
-# the head over 255. Each head has its low bytes first, then its high ones, which compress better. A difference is one
-# byte: its sign, and the logarithm of its share of what rounding allows.
+# Weights are rounded to three significant digits, which float16 keeps from 6e-5 up. Queries and keys are multiples of
+# a step, the largest of the head over 255. Each head has its low bytes first, then its high ones, which compress
+# better. A difference is one byte: its sign, and the logarithm of its share of what rounding allows.
 
 
 ONE, STEPS, MOST = 96, 12, 126
