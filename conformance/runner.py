@@ -14,10 +14,10 @@ from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch, in_float64
 from conformance.judging.expected import Expected, expected
 from conformance.judging.kept import what_is_kept
-from conformance.judging.repeats import Again, Question, can_be_asked_again, questions
+from conformance.judging.repeats import Again, Question, questions
 from conformance.judging.result import Result, Status
 from conformance.judging.sequences import Judged, judge
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, can_be_asked_again
 from conformance.subjects.backend import as_users_run
 from conformance.subjects.subject import Subject
 from mha_core import Trace

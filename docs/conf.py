@@ -22,7 +22,10 @@ gc.set_threshold(10_000)
 project = "mha-parity"
 author = "the mha-parity authors"
 project_copyright = "Apache-2.0"
-language = "en"
+language = "en"  # and some pages in others: `_ext.languages`
+locale_dirs = ["locale"]
+gettext_compact = "pages"
+gettext_location = False
 
 extensions = [
     "myst_parser",
@@ -35,6 +38,7 @@ extensions = [
     ),
 ]
 exclude_patterns = ["_data/**", "_ext/**", "**/__pycache__"]
+templates_path = ["_templates"]
 
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
@@ -70,5 +74,5 @@ def setup(app: Sphinx) -> None:
 
 
 def _say_where(app: Sphinx, error: Exception | None) -> None:
-    if error is None and app.builder.name == "html":
+    if error is None and app.builder.name == "html" and app.config.language == language:
         print(f"The site is there: open {Path(app.outdir) / 'index.html'}")

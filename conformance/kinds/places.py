@@ -167,13 +167,13 @@ PLACES: Mapping[str, Place] = {
     for place in (
         Place("output", "the output's numbers", _QUERIED),
         Place("merged", "the merged heads", _QUERIED),
-        Place("heads", "the weighted sums of the heads", _BY_QUERY),
-        Place("kept_weights", "the weights that meet the values", SCORED),
+        Place("heads", "the heads' outputs (attention weights @ values)", _BY_QUERY),
+        Place("kept_weights", "the attention weights that multiply the values", SCORED),
         Place(
             *("dropout", "the factors of dropout", SCORED, "kept_weights", _keep),
             lambda state, beneath, array: state["weights"] * array,
         ),
-        Place("weights", "the weights", SCORED),
+        Place("weights", "the attention weights", SCORED),
         Place("values", "all values (new and past)", _BY_KEY),
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("projected_values", "the projected values", _BY_NEW_KEY),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conformance.bounds.precision import Precision
+from conformance.subjects import in_time
 from conformance.subjects.ask import CannotExpress, place
 from conformance.subjects.function import (
     DEFAULT_DTYPES,
@@ -251,7 +252,8 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
-    importlib.invalidate_caches()
+    if not in_time.IS_ALONE:  # in a page folders are new, and the archive of the standard library would be read again
+        importlib.invalidate_caches()
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:

@@ -14,16 +14,18 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sphinx.errors import ExtensionError
 
-from _ext.common import DIALECTS
+from _ext.common import DIALECTS, escaped
 from _ext.common import tabs as tab_set
 from _ext.figures.base import svg_in, to_file, with_download
 from _ext.figures.plots import plot
+from _ext.languages import ENGLISH
 from _ext.lessons.course import COURSE, above, below, extra, named, parted
 from _ext.lessons.found import FOUND
 from _ext.lessons.notebooks import BLOCK, notebook
@@ -80,6 +82,12 @@ def tabs(lesson: str, cell: str) -> str:
     return tab_set(contents)
 
 
+def captioned(html: str) -> str:
+    """Markdown of a figure, whose caption is a paragraph, so that it is translated."""
+    before, caption, after = re.split('(?<=<figcaption>)(.*?)(?= <a class="download")', html, maxsplit=1)
+    return f"```{{raw}} html\n{before}\n```\n\n{escaped(unescape(caption))}\n\n```{{raw}} html\n{after}```\n"
+
+
 def notebooks(lesson: str) -> str:
     """Markdown of the last section: links to the notebooks."""
     links = ", ".join(
@@ -105,7 +113,7 @@ def markdown(lesson: str) -> str:
             return tabs(lesson, name) + "\n"
         if kind == "judged":
             return f"```none\n{FOUND[name]()}\n```\n"
-        return f"```{{raw}} html\n{with_download(figure_of(name), name)}```\n"
+        return captioned(with_download(figure_of(name), name))
 
     own = named(lesson)
     course, beyond = (BLOCK.sub(made, part) for part in parted(text(lesson)))
@@ -125,7 +133,7 @@ def pages_with_lessons(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -
 
 def write_notebooks(app: Sphinx, error: Exception | None) -> None:
     """Put the notebooks and the figures beside the pages."""
-    if error is None and app.builder.format == "html":
+    if error is None and app.builder.format == "html" and app.config.language == ENGLISH:
         folder = Path(app.outdir, "_downloads")
         folder.mkdir(exist_ok=True)
         for lesson in (one for one in COURSE if one.page in app.env.found_docs):

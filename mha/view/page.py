@@ -181,9 +181,9 @@ def _json(value: Any) -> str:
 
 # Pack: arrays as the page holds them, one string for all; view.js unpacks them.
 #
-# Weights are float16: three significant digits from 6e-5 up. Queries and keys are multiples of a step, the largest of
-# the head over 255. Each head has its low bytes first, then its high ones, which compress better. A difference is one
-# byte: its sign, and the logarithm of its share of what rounding allows.
+# Weights are rounded to three significant digits, which float16 keeps from 6e-5 up. Queries and keys are multiples of
+# a step, the largest of the head over 255. Each head has its low bytes first, then its high ones, which compress
+# better. A difference is one byte: its sign, and the logarithm of its share of what rounding allows.
 
 
 ONE, STEPS, MOST = 96, 12, 126
@@ -237,11 +237,13 @@ class Pack:
 def halves(array: NDArray) -> bytes:
     """Return an array (H, ...) as bytes of float16: for each head its numbers' low bytes, then their high bytes.
 
-    Numbers beyond the range of float16 become infinite.
+    Each is rounded to three digits before, or float16 could move the third. Beyond its range they become infinite.
     """
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = array.astype("<f2")
-    return _planes(narrow)
+    wide = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        unit = 10.0 ** (np.floor(np.log10(np.abs(wide))) - 2)
+        rounded = np.where(np.isfinite(wide) & (unit > 0), np.rint(wide / unit) * unit, wide)
+        return _planes(rounded.astype("<f2"))
 
 
 def _planes(array: NDArray) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,11 @@ class Browser:
             width = self.run("return innerWidth")  # there is no scroll bar then
             asked["clip"] = {**size, "width": width, "x": 0, "y": 0, "scale": 1}
         path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]))
+
+    def printed_pages(self) -> int:
+        """How many pages of A4 the page is on paper."""
+        made = self.driver.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
+        return len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(made["data"])))
 
     def quit(self) -> None:
         self.driver.quit()

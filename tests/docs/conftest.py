@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    """What README's command does; `target` gets the pages, and nothing else is written."""
+def build(source: Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What README's command does; `target` gets the pages, and nothing else is written but compiled catalogs."""
     command = [
         sys.executable,
         "-m",
@@ -26,6 +26,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
         "--no-color",
         "-d",
         f"{target}.doctrees",
+        *options,
     ]
     return subprocess.run([*command, str(source), str(target)], capture_output=True, text=True, check=False)
 

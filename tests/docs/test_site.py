@@ -64,7 +64,7 @@ def test_what_is_gone_stops_the_build(tmp_path):
     source = tmp_path / "docs"
     source.mkdir()
     (tmp_path / "backends").symlink_to(ROOT / "backends")
-    for name in ("conf.py", "_data", "_ext", "_static"):
+    for name in ("conf.py", "_data", "_ext", "_static", "_templates"):
         (source / name).symlink_to(ROOT / "docs" / name)
     for name, (page, _) in GONE.items():
         (source / f"{name}.md").write_text(f"# A page\n\n{page}\n")

@@ -94,7 +94,7 @@ def to_svg(made: Figure, caption: str) -> str:
     made.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawn = text.getvalue()
     drawn = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", drawn[drawn.index("<svg") :]).replace(INK, "currentColor")
-    return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(caption)}"', 1)
+    return drawn.replace("<svg", f'<svg role="img" lang="en" aria-label="{escape(caption)}"', 1)
 
 
 LICENCE = "mha-parity, Apache-2.0"
@@ -107,7 +107,7 @@ def to_html(made: Figure, caption: str, head: Sequence[str], rows: Iterable[Sequ
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     return (
         f'<figure class="plot">{to_svg(made, caption)}<figcaption>{escape(caption)}{DOWNLOAD}</figcaption></figure>\n'
-        f"<details><summary>The same in numbers</summary>"
+        f'<details lang="en"><summary>The same in numbers</summary>'
         f'<div class="table-wrapper"><table class="docutils"><thead><tr>{top}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div></details>\n"
     ).replace("\n\n", "\n")

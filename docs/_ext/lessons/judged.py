@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from _data.pyodide import TARGET
+from _ext.languages import ENGLISH
 from mha.learn.exercise import NUMPY, HeadsExercise, LayerExercise
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import text_of
@@ -49,7 +50,7 @@ def _fold(name: str) -> str:
     asked, _, code = text_of(one).removeprefix('"""').partition('\n"""\n\n')
     archives = [CODE, *([TRAINED] * isinstance(one, (LayerExercise, HeadsExercise)))]
     return (
-        f'<details class="exercise" data-name="{name}" data-archives="{" ".join(archives)}">\n'
+        f'<details class="exercise" lang="en" data-name="{name}" data-archives="{" ".join(archives)}">\n'
         f"<summary><code>{one.file}</code></summary>\n"
         f'<pre class="asked">{html.escape(asked)}</pre>\n'
         f'<pre class="given">{html.escape(code)}</pre>\n</details>'
@@ -66,7 +67,7 @@ def _script() -> list[str]:
 
 def write_judge(app: Sphinx, error: Exception | None) -> None:
     """Put Pyodide, NumPy and the judge beside the pages."""
-    if error is not None or app.builder.format != "html" or not TARGET.is_dir():
+    if error or app.builder.format != "html" or app.config.language != ENGLISH or not TARGET.is_dir():
         return
     folder = Path(app.outdir, "_judge")
     shutil.copytree(TARGET, folder, dirs_exist_ok=True)

@@ -18,7 +18,6 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.cases.sequence import Asked
 from conformance.cases.table import all_cases, all_sequences
-from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
 from conformance.subjects import in_time
 from conformance.subjects.answers import CannotExpress, SubjectFailed
@@ -226,6 +225,8 @@ def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) ->
 
     The returned bugs have no steps (functions), since these can't be sent to another process.
     """
+    from conformance.diagnosis.diagnose import diagnose  # much to load, which a verdict does without
+
     asked = [case for case in (*all_cases(), *_own_cases()) if case.id in cases]
     found = diagnose(subject, asked, bugs=OF_LAYERS)
     if not found.explanations:

@@ -55,7 +55,8 @@ BAD_FUNCTIONS = {
 BAD = {
     **{FUNCTION + body: message for body, message in BAD_FUNCTIONS.items()},
     PREPARE + "raise ValueError('no such size')": f"ValueError: no such size (mine.py:{LINE} in prepare)",
-    PREPARE + "return 'run'": "prepare returned a str; it must return a function run(inputs) -> Trace",
+    PREPARE + "exec('raise ValueError')": f"ValueError (mine.py:{LINE} in prepare)",
+    PREPARE + "return 'run'": "prepare returned a str; it must return the function run(inputs)",
     SUPPORTS + "return True": "supports returned True; it must return None, or in words what is not possible",
     SUPPORTS + "return False": "supports returned False; it must return None",
     SUPPORTS + "return config.nothing": "AttributeError: 'AttentionConfig' object has no attribute 'nothing' (mine.py:",

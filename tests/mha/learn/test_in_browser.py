@@ -68,6 +68,17 @@ def test_numpy_alone_is_needed_and_the_words_are_those_of_the_command():
         assert second == ["", *hint(exercise("empty-row"), folder, 2, "numpy")]
 
 
+def test_a_verdict_loads_no_diagnosis_and_reads_no_folder_again():
+    """In a page both take seconds: modules are compiled there, and the standard library is an archive."""
+    refused = "import importlib\nimportlib.invalidate_caches = None\n"
+    loaded = "\nprint([name for name in sys.modules if name.startswith('conformance.diagnosis')])"
+    asked = json.dumps([("plain-function", answered(exercise("plain-function")), 1)])
+    command = [sys.executable, "-c", f"{refused}{ALONE}{loaded}"]
+    done = subprocess.run(command, input=asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    verdict, names = done.stdout.splitlines()
+    assert (json.loads(verdict)[0][0], names) == ("right", "[]")
+
+
 def test_the_page_is_told_how_long_a_file_may_take(alone):
     assert said("empty-row", TEXTBOOK, 1)[0] == "wrong"
     assert alone == [10.0, 0.0]

@@ -14,7 +14,7 @@ from mha.recordings.recording import Recording
 from mha.recordings.tokens import Tokens
 from mha.view.data import Sources, see
 from mha.view.labels import Labels
-from mha.view.page import About, blocks, codes, write_page
+from mha.view.page import About, blocks, codes, halves, write_page
 from mha.view.plan import MOST_BYTES, check_size, page_bytes, plan
 from mha_core import AttentionConfig, SpecError, reference
 from tests.mha.view.sample import TOKENS, cross, decoding, normal, own, perturbed, recorded, recording_of, two_layers
@@ -41,6 +41,17 @@ def test_the_page_says_that_this_is_what_was_used(tmp_path):
     assert line.is_good
     assert line.text.startswith("What you see is what the layers used: in all 2 layers the recorded output is the defi")
     assert line.text in page.replace("&#39;", "'")
+
+
+def test_the_three_digits_of_a_weight_are_right():
+    """Float16 alone moves the third of many, as of 0.10349."""
+    weights = np.append(10.0 ** np.random.default_rng(0).uniform(-4.2, 0, size=20_000), [0.10349, 1.0, 0.0])
+    low, high = np.frombuffer(halves(weights[None]), np.uint8).reshape(2, -1)
+    kept = (low + 256 * high.astype("<u2")).view("<f2")
+    assert [f"{x:.3g}" for x in kept] == [f"{x:.3g}" for x in weights]
+    assert [f"{x:.3g}" for x in weights.astype("<f2")] != [f"{x:.3g}" for x in weights]
+    special = np.frombuffer(halves(np.array([[np.nan, np.inf, -1e9]])), np.uint8).reshape(2, -1)
+    np.testing.assert_array_equal((special[0] + 256 * special[1].astype("<u2")).view("<f2"), [np.nan, np.inf, -np.inf])
 
 
 def test_an_output_that_these_weights_do_not_give_is_said_loudly(tmp_path):
