@@ -94,7 +94,8 @@ def where(
         raise SpecError(f"the recording holds no call of the model itself, of {first!r} and others: call the model")
     if (often := sum(call.module == 0 for call in recording.calls)) > 1:
         raise SpecError(
-            f"the recording holds {often} calls of the model: record one, or each in a file of its own: {TO_RECORD}"
+            f"the recording holds {often} calls of the model: record one, each in a file of its own, or a module that "
+            f"makes them all (docs/where.md, A cache, and several calls): {TO_RECORD}"
         )
     if inputs is None:
         inputs = inputs_of(recording)
