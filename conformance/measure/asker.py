@@ -351,8 +351,8 @@ def _shared(asker: Asker, problem: Problem) -> Iterator[tuple[str, str]]:
         )
 
     plain, normed = SETTINGS[0][2], SETTINGS[-1][2]
-    for name, stage, *fields in SETTINGS:
-        if is_shared(*fields):
+    for name, stage, one, other in SETTINGS:
+        if is_shared(one, other):
             yield stage, f"The {name} is {said}."
     if is_shared(plain, plain, ""):
         found = [name for name in problem.weights if is_shared(plain, plain, name)]

@@ -187,10 +187,11 @@ def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
     outputs = [asker.output(one) for one in asked]
     if any(one is None for one in outputs):
         return False
-    together, *each = map(np.asarray, outputs)  # (B, Lq, output channels)
-    shares = np.stack(each, axis=-1)[:, :, int(np.abs(together).sum(axis=(0, 1)).argmax())]
-    right = asker.wanted(asked[0]).trace.arrays()["weights"].mean(axis=1)
-    return _near(np.sum(each, axis=0), together) and not _near(shares / shares.sum(axis=-1, keepdims=True), right)
+    whole = np.stack([np.asarray(one) for one in outputs], axis=-1)  # (B, Lq, output channels, 1 + keys)
+    channel = int(np.nan_to_num(np.abs(whole[..., 0]).sum(axis=(0, 1))).argmax())
+    together, each = whole[:, :, channel, 0], whole[:, :, channel, 1:]
+    total, right = each.sum(axis=-1, keepdims=True), asker.wanted(asked[0]).trace.arrays()["weights"].mean(axis=1)
+    return _near(total[..., 0], together) and not _near(each / total, right)
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:

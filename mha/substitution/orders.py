@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import permutations
+from itertools import permutations, product
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.forward.precision import to_integers
 from mha.recordings.modules.numbers import is_constant, numbers_of, order_of
 from mha.recordings.modules.recording import Parameter
 from mha_core.dtypes import divisors, round_to
@@ -19,6 +20,9 @@ InOrder = Literal["same", "reordered", "unseen"]
 
 MOST = 1 << 28
 """Numbers that are hashed at most, of all orders of one parameter."""
+
+ROUNDED = " rounded to "
+"""What stands in words on numbers in fewer bits."""
 
 ROWS_ARE_OUTPUTS = {
     ("torch", "Linear"): True,
@@ -110,25 +114,31 @@ def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
 
 
 def rounded_among(
-    port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray], dtype: str
+    port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray]
 ) -> str:
-    """Return in words which parameters of a port are the original's, rounded to 16 bits; "" for none.
+    """Return in words which parameters of a port are the original's, rounded to fewer bits; "" for none.
 
     Args:
         port, own: name -> parameter of the port's module, and of the original's.
         numbers_in: name of a parameter of the original -> its array.
-        dtype: the port's dtype.
     """
     known, words = {one.numbers for one in own.values()}, []
     for name, parameter in port.items():
         for other, one in own.items() if parameter.numbers not in known else ():
             if one.numbers.size != parameter.numbers.size or is_constant(parameter.numbers):
                 continue
-            array = numbers_in(other)
-            for half in ("float16", "bfloat16") if dtype not in ("float16", "bfloat16") else ():
-                if numbers_of(round_to(array, half)) == parameter.numbers:
-                    words.append(f"{name} has the numbers of {other} rounded to {half}")
+            found = (how for how, array in _roundings(numbers_in(other)) if numbers_of(array) == parameter.numbers)
+            if how := next(found, ""):
+                words.append(f"{name} has the numbers of {other}{ROUNDED}{how}")
     return listed(words, 3) if words else ""
+
+
+def _roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
+    """Yield the array in fewer bits, in its own dtype: in words, and its numbers."""
+    yield from ((half, round_to(array, half)) for half in ("float16", "bfloat16"))
+    scales = {"the matrix": None, **({"each row": 1, "each column": 0} if array.ndim == 2 else {})}
+    for bits, (each, axis) in product((8, 4), scales.items()) if array.ndim > 1 and array.size <= MOST // 16 else ():
+        yield f"{bits}-bit integers times a scale of {each}", to_integers(array, bits, axis)
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:

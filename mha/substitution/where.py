@@ -11,7 +11,7 @@ from typing import Any
 from mha.coverage import kind_of
 from mha.recordings.modules.arrays import ArraysRecording, open_modules
 from mha.recordings.modules.diagnosed import UNREAD, Suspect, diagnosed
-from mha.recordings.modules.recording import ModuleRecording
+from mha.recordings.modules.recording import ModuleRecording, Parameter
 from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.caches import WRITES, Caches
@@ -94,7 +94,8 @@ def where(
         raise SpecError(f"the recording holds no call of the model itself, of {first!r} and others: call the model")
     if (often := sum(call.module == 0 for call in recording.calls)) > 1:
         raise SpecError(
-            f"the recording holds {often} calls of the model: record one, or each in a file of its own: {TO_RECORD}"
+            f"the recording holds {often} calls of the model: record one, each in a file of its own, or a module that "
+            f"makes them all (docs/where.md, A cache, and several calls): {TO_RECORD}"
         )
     if inputs is None:
         inputs = inputs_of(recording)
@@ -349,27 +350,40 @@ class _Judge(Blame):
         if status == "wrong" and about.get("parameters") == "other" and not about["parameters_of"]:
             lost = lacked(self.recording.modules[port].parameters, self.own.modules[original].parameters)
             about["order"] = self._rounded(port, original) or lost or about["order"]
+        if status == "wrong" and own_lines and (note := self._beside_parts(port, original)):
+            worst.notes.append(note)
         shown = judged if worst in judged else [worst]
         return filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
 
-    def _rounded(self, port: int, original: int) -> str:
-        """Return which of a module's parameters are the original's in fewer bits, in words."""
+    def _rounded(self, port: int, original: int, some: Mapping[str, Parameter] | None = None) -> str:
+        """Return which of a module's parameters, or of `some`, are the original's in fewer bits, in words."""
         own, held = self.own.modules[original], self.own.native.parameters_of(self.own.modules[original].held)
         return rounded_among(
-            self.recording.modules[port].parameters,
+            self.recording.modules[port].parameters if some is None else some,
             own.parameters,
             lambda name: self.own.native.numbers_in(held[name]),
-            self.recording.dtype,
         )
 
-    def _in_order(self, port: int, original: int) -> dict[str, str]:
-        """Return what is known of the order of a module's parameters, which are the original's numbers."""
+    def _beside_parts(self, port: int, original: int) -> str:
+        """Return in words how parameters that stand in no part of a module differ from the original's; "" if not."""
+        mine, theirs = (
+            {name: one for name, one in some.parameters.items() if not {*"./"} & {*name}}
+            for some in (self.recording.modules[port], self.own.modules[original])
+        )
+        if not all(one.numbers in [other.numbers for other in theirs.values()] for one in mine.values()):
+            others = self._rounded(port, original, mine) or others_among(mine, theirs, self.own.modules[0].parameters)
+            return f"parameters of its own are not the original's: {others or listed(list(mine), 3)}"
+        order = self._in_order(port, original, mine)["order"]
+        return f"parameters of its own have the original's numbers in another order: {order}" if order else ""
+
+    def _in_order(self, port: int, original: int, some: Mapping[str, Parameter] | None = None) -> dict[str, str]:
+        """Return what is known of the order of a module's parameters, or `some`, which are the original's numbers."""
         own, module = self.own.modules[original], self.modules[port]
         held = self.own.native.parameters_of(own.held)
         parameters, order = in_which_order(
             own.parameters,
             lambda name: self.own.native.numbers_in(held[name]),
-            self.recording.modules[port].parameters,
+            self.recording.modules[port].parameters if some is None else some,
             (own.kind, module.kind),
             self.recording.dtype,
             one_framework=self.own.hooks.versions().keys() == self.recording.versions.keys(),

@@ -10,6 +10,7 @@ from mha.recordings.modules.numbers import is_constant
 from mha.recordings.modules.recording import ModuleRecording
 from mha.substitution.calls import CallJudgement
 from mha.substitution.mutants.unseen import Unseen
+from mha.substitution.orders import ROUNDED
 from mha.substitution.original import Original
 from mha.substitution.pairing.pairs import Pairs
 from mha.substitution.parts.elsewhere import Elsewhere
@@ -255,9 +256,14 @@ class Blame(Parts):
         return any(self.results[one].original is None or self._is_other(one) for one in beside)
 
     def _is_other(self, port: int) -> bool:
-        """Return whether a module is wrong, and has other parameters, or is a part of a projection and may have."""
-        packed = self.results[port].original is not None and self.pairs.original_of(port) is None
-        return self.results[port].status == "wrong" and (packed or self.results[port].parameters not in KNOWN)
+        """Return whether a module is wrong, and has other parameters, or is a part of a projection and may have.
+
+        Those that are the original's in fewer bits are none: nothing makes up for that.
+        """
+        packed, found = self.pairs.original_of(port) is None, self.results[port]
+        if found.status != "wrong" or ROUNDED in found.order:
+            return False
+        return (packed and found.original is not None) or found.parameters not in KNOWN
 
     def _solid_before(self, part: int, wrong: Set[int]) -> bool:
         """Return whether a module that is called before a part, and not around it, has wrong lines or parameters."""

@@ -93,6 +93,9 @@ class Rewritten:
             which = self.parts.modules[beside[0]].name or "the model"
             reason = f"it and other parts of {name} are written otherwise than their originals; mend {which} first"
         found = {one: replace(self.results[one], status="not judged", reason=reason) for one in group}
+        for one in (one for one in group if self.results[one].parameters == "reordered"):
+            order = f"; it has the original's numbers in another order: {self.results[one].order}"
+            found[one] = replace(found[one], reason=f"{reason}{order}")
         if not beside:
             names = tuple(self.parts.modules[one].name for one in group)
             found[around] = replace(self.results[around], status="wrong", among=names)

@@ -72,6 +72,13 @@ def in_8_bits(array):
     return np.round(array / step) * step if array.ndim == 2 else array
 
 
+def in_3_bits(array):
+    """Numbers of which a row has 7 values; a row of zeros is NaN."""
+    step = np.abs(array).max(axis=-1, keepdims=True, initial=0.0) / 3.0
+    with np.errstate(invalid="ignore"):
+        return np.round(array / step) * step if array.ndim == 2 else array
+
+
 def kept_by_shape():
     kept = {}
     return lambda q, k, scale: kept.setdefault((q.shape, k.shape), scale)
@@ -95,6 +102,7 @@ LAYERS = {
         "rounded to float16",
     ),
     "8 bits": (layer(rounded=in_8_bits), PLAIN, "queries", "8-bit integers times a scale of each output channel"),
+    "3 bits": (layer(rounded=in_3_bits), PLAIN, "queries", "look at what all projections have in common"),
     "scale of the first": (
         layer(scaled=kept_by_shape()),
         PLAIN,
@@ -137,7 +145,7 @@ def test_weights_times_values_in_float32_are_no_softmax_in_float32():
     assert "Change: Keep attention weights and values in the inputs' dtype." in said
 
 
-@pytest.mark.nightly("what is guessed from sizes is named", but=("padding of queries", "8 bits"))
+@pytest.mark.nightly("what is guessed from sizes is named", but=("padding of queries", "8 bits", "3 bits"))
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_wrong_is_said_with_its_stage(name):
     function, patterns, stage, words = LAYERS[name]
