@@ -58,6 +58,7 @@ LIKE_OTHERS = {
     "a third key": ("weights", "weights", lambda s, x: _normed(x + 0.3 * np.roll(x, 1, axis=-1) ** 2, s["allowed"])),
     "a bias of positions": ("scores", "scores", lambda s, x: x + np.cos(np.arange(x[0, 0].size)).reshape(x.shape[2:])),
     "values and queries": ("values and queries", "queries", lambda s, x: _rough(x)),
+    "a decay": ("weights", "weights", lambda s, x: x * 0.9 ** np.abs(np.subtract.outer(*map(np.arange, x.shape[2:])))),
     "a bend with a past": ("capped", "scores", lambda s, x: x + np.cos(x) * (s.sizes.past_len > 0)),
 }
 """What looks like a fault of another stage -> (the step, its stage, what is done to its result)."""
