@@ -74,13 +74,14 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         return _seen(evidence, "output", first.differing)
     bent = "values" in stages or "heads" in stages
     found = [one for one in found if one[0] == "output"] or found
-    told = [one for one in found if not one[0].startswith(FACTOR) and not (bent and one[0] == "weights")]
-    told = told or [(stage.removeprefix(FACTOR), problems) for stage, problems in found]
+    dropped = ({"weights"} if bent else set()) | ({OTHER} if "values" in stages else set())
+    told = [one for one in found if not one[0].startswith(FACTOR) and one[0] not in dropped] or found
+    told = [(stage.removeprefix(FACTOR).removeprefix("other "), problems) for stage, problems in told]
     best = min(told, key=lambda one: STAGES.index(one[0]), default=None)
     return None if best is None else _seen(evidence, *best)
 
 
-FACTOR = "a factor of "
+FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
 COMMON = "  Values are wrong as well: look at what all projections have in common."
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
@@ -224,7 +225,10 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
     weights, own = weights_of(evidence, problem), PlacedCall(evidence, problem, PLACES["kept_weights"]).own
     if weights is None or own is None or not _is_linear(evidence, problem, weights):
         return None
-    return _of_weights(evidence, problem, weights, own)
+    stage = _of_weights(evidence, problem, weights, own)
+    sums, right = (x.sum(axis=-1, keepdims=True) for x in (weights, own))
+    is_other = stage == "weights" and not _near(weights * right, own * sums) and mix_of(weights, own) is None
+    return OTHER if is_other else stage
 
 
 def _is_linear(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:

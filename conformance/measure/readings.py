@@ -192,7 +192,8 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
         return []
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
-    odd = () if found is None else (sums_of if stage == "weights" else partial(_of_scores, evidence, problem))(*found)
+    odd = () if found is None else sums_of(found[0], found[2])
+    odd = odd if found is None or stage == "weights" else _of_scores(evidence, problem, *found)
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
     times = () if heads is None else factors(*heads)
     masked = bool(Setting.of(problem).has & MASKING)

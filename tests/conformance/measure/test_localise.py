@@ -13,6 +13,7 @@ from conformance.measure.changes import Sample, fit
 from conformance.measure.designs import generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.localise import _seen, localise
+from conformance.measure.probes import PROBES
 from conformance.measure.readings import fills
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
@@ -57,6 +58,7 @@ LIKE_OTHERS = {
     "a third key": ("weights", "weights", lambda s, x: _normed(x + 0.3 * np.roll(x, 1, axis=-1) ** 2, s["allowed"])),
     "a bias of positions": ("scores", "scores", lambda s, x: x + np.cos(np.arange(x[0, 0].size)).reshape(x.shape[2:])),
     "values and queries": ("values and queries", "queries", lambda s, x: _rough(x)),
+    "a decay": ("weights", "weights", lambda s, x: x * 0.9 ** np.abs(np.subtract.outer(*map(np.arange, x.shape[2:])))),
     "a bend with a past": ("capped", "scores", lambda s, x: x + np.cos(x) * (s.sizes.past_len > 0)),
     "a softmax over queries": ("weights", "weights", lambda s, x: _of_queries(s)),
 }
@@ -97,6 +99,22 @@ def test_the_first_wrong_step_of_an_odd_function_is_found(step):
     located = localise(found)
     assert located is not None
     assert located.stage == stage
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s, x: x + np.cos(np.arange(x[0, 0].size)).reshape(x.shape[2:]), "that depends on positions alone"),
+        (lambda s, x: x + np.cos(np.subtract.outer(*map(np.arange, x.shape[2:]))), "the distance from query to key"),
+        (lambda s, x: x + 0.3 * np.roll(x, 1, axis=1), "The scores of each head are sums of the right ones of several"),
+        (lambda s, x: np.roll(x, 1, axis=1), "The scores of each head are those of other heads."),
+    ],
+)
+def test_what_is_odd_in_scores_is_said(change, said):
+    located = localise(measured(wrong_at("similarity", change), probes=[one for one in PROBES if one.id == "scores"]))
+    assert located is not None
+    assert located.stage == "scores"
+    assert said in located.seen[0]
 
 
 def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
