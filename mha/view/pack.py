@@ -73,8 +73,7 @@ def halves(array: NDArray) -> bytes:
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         unit = 10.0 ** (np.floor(np.log10(np.abs(wide))) - 2)
-        rounded = np.where(np.isfinite(wide) & (unit > 0), np.rint(wide / unit) * unit, wide)
-        return _planes(rounded.astype("<f2"))
+        return _planes(np.where(np.isfinite(wide) & (unit > 0), np.rint(wide / unit) * unit, wide).astype("<f2"))
 
 
 def _planes(array: NDArray) -> bytes:
