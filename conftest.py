@@ -92,12 +92,37 @@ def _of_others(config: pytest.Config) -> set[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what belongs to one backend alone, if that one is not under test; and modules without an example."""
+    """Leave out what no test of this run needs: it would be imported, and searched for examples.
+
+    That is what belongs to one backend alone, if that one is not under test; what is nightly as a whole, by day; and
+    modules with neither tests nor an example.
+    """
     path = collection_path.relative_to(config.rootpath).as_posix()
-    if path in _of_others(config):
+    if path in _of_others(config) or (path in NIGHTLY and _by_day(config) and not _is_named(collection_path, config)):
         return True
-    no_example = path.startswith(ROOMS) and path.endswith(".py") and ">>>" not in collection_path.read_text()
-    return True if no_example else None
+    is_test = collection_path.name.startswith("test_") or collection_path.is_dir()
+    return None if is_test or collection_path.suffix != ".py" or _has_example(collection_path) else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """A file of tests is searched for examples where it has one: what it defines takes a second to look through."""
+    found = yield
+    return [one for one in found if type(one) is pytest.Module or _has_example(file_path)]
+
+
+def _has_example(path: Path) -> bool:
+    return ">>>" in path.read_text("utf-8")
+
+
+def _by_day(config: pytest.Config) -> bool:
+    return "nightly" not in config.getoption("markexpr")
+
+
+def _is_named(path: Path, config: pytest.Config) -> bool:
+    """Return whether an argument of pytest names this file or folder, or something in it."""
+    named = (config.invocation_params.dir / text.partition("::")[0] for text in config.args)
+    return any(one == path or path in one.parents for one in named)
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +205,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not some_alone and _names(config) == list(BACKENDS):
         for name in (name for name, ids in unmet.items() if ids):
             raise pytest.UsageError(f"{name}: {min(unmet[name])!r}, which is to run by day, is no id of its tests")
-    if "nightly" not in config.getoption("markexpr"):
+    if _by_day(config):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]

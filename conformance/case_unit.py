@@ -124,7 +124,7 @@ class CaseUnit(Unit):
         keep_answers(shelf())
         runner = self._runner()
         for item, case in enumerate(self._asked[start:], start=start):
-            found = _case(case)
+            found = case_by_id(case) if isinstance(case, str) else case
             if self._counts(item):
                 yield runner.run(found)
             else:
@@ -210,10 +210,6 @@ def _last_case(asked: Sequence[tuple[int, tuple[Asked, Any]]]) -> Case | None:
 
 def _named(case: Asked, whole: bool) -> str | Asked:
     return case if whole else case.id
-
-
-def _case(named: str | Asked) -> Asked:
-    return case_by_id(named) if isinstance(named, str) else named
 
 
 @cache

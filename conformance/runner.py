@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,11 +16,10 @@ from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch, in_float64
 from conformance.judging.expected import Expected, expected
 from conformance.judging.kept import what_is_kept
-from conformance.judging.repeats import Again, Question, can_be_asked_again, questions
+from conformance.judging.repeats import Again, Question, questions
 from conformance.judging.result import Result, Status
 from conformance.judging.sequences import Judged, judge
-from conformance.plan import Plan
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, can_be_asked_again
 from conformance.subjects.backend import as_users_run
 from conformance.subjects.subject import Subject
 from mha_core import Trace
@@ -165,28 +164,6 @@ class CaseRunner:
         except SubjectFailed as error:
             raise SubjectFailed(f"{question.call}: {error}") from error
         yield from question.mismatches(self.subject, trace, first)
-
-
-def run_all(
-    cases: Sequence[Asked],
-    subjects: Sequence[Subject],
-    progress: Callable[[Result], None] = lambda result: None,
-    known: Deviations | None = None,
-    *,
-    everything: bool = True,
-) -> Iterator[Result]:
-    """Yield the Result of every case on every subject, subject by subject (see `Plan`), after `progress(result)`.
-
-    The reference runs in this process, where other imported code can change NumPy; `conformance.case_unit.run_apart`
-    runs it in a process of its own.
-    """
-    plan = Plan(subjects, everything=everything)
-    for subject in subjects:
-        runner = CaseRunner(subject, known, plan.again(subject))
-        for case in plan.asked(subject, cases):
-            outcome = runner.run(case)
-            progress(outcome)
-            yield outcome
 
 
 def until_interrupted(results: Iterable[Item]) -> tuple[list[Item], bool]:

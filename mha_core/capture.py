@@ -59,6 +59,24 @@ class Pulled(NamedTuple):
     parameters: dict[str, NDArray]
 
 
+class LayerAdapter:
+    """A base of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
+
+    Attributes:
+        kind: the class in words.
+        layer_type: the class.
+    """
+
+    kind: str
+    layer_type: type
+
+    def matches(self, layer: Any) -> bool:
+        return isinstance(layer, self.layer_type)
+
+    def check(self, layer: Any) -> None:
+        """Refuse nothing: every such layer can be recorded."""
+
+
 def own_call(
     config: AttentionConfig,
     weights: Weights,

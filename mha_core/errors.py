@@ -22,6 +22,18 @@ HEADS = re.compile(
 ARRAYS = re.compile(r"{0}(?:[\])]*[\s,]+(?:\.\.\.,?\s*)?[\[(]*{0}){{8,}}".format(r"-?\b\d+\.?\d*(?:e[+-]?\d+)?"))
 """Many numbers in a row, as a printed array has them and no shape does."""
 
+OTHER_SIZE = re.compile(
+    r"size mismatch for (\S+): copying a param with shape torch\.Size\(\[([\d, ]*)\]\) from checkpoint, the shape in "
+    r"current model is torch\.Size\(\[([\d, ]*)\]\)\.?"
+)
+"""PyTorch's sentence on weights of another shape than the layer's: the parameter's name, their shape, and its own."""
+
+OTHER_SHAPE = re.compile(
+    r"The shape of the target variable and the shape of the target value in `variable\.assign\(value\)` must match\. "
+    r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))(?:\. Target variable: <Variable path=([^,>]*).*)?"
+)
+"""Keras' sentence on that: the parameter's own shape, that of the weights, and its name."""
+
 LONGEST_MESSAGE = 4000
 """Most characters of a message; a longer one is cut in the middle."""
 
@@ -165,7 +177,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
     If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
-    The numbers of an array are "...".
+    The numbers of an array are "...", and the sentence on weights of another shape is a short one.
 
     Args:
         error: anything that was raised.
@@ -177,6 +189,9 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     'ValueError: no such axis: 3'
     >>> one_line(RuntimeError("Error(s) in loading state_dict for Layer:\n    Missing key(s): 'a.bias'.\n    Size: 3"))
     "RuntimeError: Missing key(s): 'a.bias'."
+    >>> sizes = "with shape torch.Size([3, 2]) from checkpoint, the shape in current model is torch.Size([2, 3])."
+    >>> one_line(RuntimeError(f"size mismatch for a.weight: copying a param {sizes}"))
+    'RuntimeError: size mismatch: a.weight is (2, 3) in the layer, and is given (3, 2)'
     >>> head = "Exception encountered when calling L.call().\n\n\x1b[1m{{function_node __wrapped__AddV2_device_/CPU:0}}"
     >>> tail = "[Op:AddV2] name: \x1b[0m\n\nArguments received by L.call():\n x=3"
     >>> one_line(ValueError(f"{head} Incompatible shapes {tail}"))
@@ -197,6 +212,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     if not whole and len(lines) > 1 and lines[0].endswith(":"):
         lines = lines[1:2] if ": " in lines[1] else [" ".join(lines[:2])]
     text = " ".join(lines if whole else lines[:1])
+    text = OTHER_SIZE.sub(r"size mismatch: \1 is (\3) in the layer, and is given (\2)", text)
+    text = OTHER_SHAPE.sub(r"size mismatch: \3 is \1 in the layer, and is given \2", text)
     name = _name_of(error)
     return f"{name}: {shown(text, LONGEST_REASON)}" if text else name
 

@@ -105,10 +105,6 @@ def _is_given(name: str) -> Present:
     return lambda config, inputs: inputs is not None and getattr(inputs, name) is not None
 
 
-def _has_bias(config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
-    return inputs is not None and inputs.mask.bias is not None
-
-
 def _bias(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | None:
     return None if inputs.mask.bias is None else finite_bias(inputs.mask.bias)
 
@@ -194,7 +190,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "bias",
         "an additive bias",
-        _has_bias,
+        lambda config, inputs: inputs is not None and inputs.mask.bias is not None,
         options={"bias": _bias},
         needs=(Need("additive bias", ("bias",), _needs_bias),),
     ),

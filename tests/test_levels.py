@@ -21,20 +21,29 @@ def test_number(name):
 """
 
 
+# Two files are not to be imported by day: one that is nightly as a whole, and one without tests or an example.
+FILES = {
+    "backends/mine/backend.py": "",
+    "one.py": '"""\n>>> 1 + 1\n2\n"""\n',
+    "pytest.ini": "[pytest]\nmarkers = nightly: later\naddopts = --doctest-modules -p no:cacheprovider -p no:xdist\n",
+    **dict.fromkeys(("tests/fuzz/test_a.py", "tests/helper.py"), "import nowhere\n"),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("b", (), "2 passed, 1 deselected"),
-        ("b", ("-m", "nightly"), "numbers are small"),
-        ("d", (), "test_of_names.py::test_number: 'd', which is to run by day, is no id of its tests"),
+        ("b", (), ("3 passed, 1 deselected",)),
+        ("b", ("-m", "nightly", "--continue-on-collection-errors"), ("numbers are small", "named 'nowhere'")),
+        ("b", ("tests/fuzz/test_a.py",), ("named 'nowhere'",)),
+        ("d", (), ("test_of_names.py::test_number: 'd', which is to run by day, is no id of its tests",)),
     ],
 )
-def test_an_id_runs_by_day_the_others_say_what_they_protect(tmp_path, name, options, said):
+def test_an_id_runs_by_day_and_what_is_nightly_says_what_it_protects(tmp_path, name, options, said):
     copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
-    (tmp_path / "backends" / "mine").mkdir(parents=True)
-    (tmp_path / "backends" / "mine" / "backend.py").touch()
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = nightly: later\n")
-    (tmp_path / "test_of_names.py").write_text(TESTS.replace("NAME", name))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
+    for path, text in {**FILES, "test_of_names.py": TESTS.replace("NAME", name)}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert said in done.stdout + done.stderr
+    assert not [words for words in said if words not in done.stdout + done.stderr], done.stdout

@@ -31,10 +31,6 @@ def given(r: Rounding, array: NDArray) -> Bounded:
 # Activations ----------------------------------------------------------------------------------------
 
 
-def _relu(r: Rounding, x: Bounded) -> Bounded:
-    return r.store(Bounded(np.maximum(x.v, 0.0), x.e))
-
-
 def _tanh(r: Rounding, x: Bounded) -> Bounded:
     v = np.tanh(x.v)
     return r.store(Bounded(v, r.add(r.moved_through(np.tanh, x), 2.0 * TANH_ULPS * r.unit(r.precision.u) * np.abs(v))))
@@ -82,7 +78,7 @@ Activation = Callable[[Rounding, Bounded], Bounded]
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "identity": Rounding.store,
-    "relu": _relu,
+    "relu": lambda r, x: r.store(Bounded(np.maximum(x.v, 0.0), x.e)),
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "SiLU": _silu,

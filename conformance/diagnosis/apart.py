@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 from conformance.case_unit import case_by_id, shelf
 from conformance.cases.case import Case
 from conformance.deviations.known import Deviations
-from conformance.diagnosis.brief import FIXES, brief
+from conformance.diagnosis.brief import ENDED, FIXES, NOTHING, brief, shown
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import listed_in
-from conformance.diagnosis.text import ENDED, NOTHING, shown
 from conformance.judging.expected import keep_answers
 from conformance.reports.brief import Brief, Cause
 from conformance.runner import CaseRunner

@@ -21,17 +21,15 @@ from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
 from conformance.diagnosis.observations import Observation, Runs, observe, shown_stages
 from conformance.judging.compare import Mismatch
-from conformance.judging.nan_weights import nan_weights
-from conformance.judging.repeats import can_be_asked_again
+from conformance.judging.expected import nan_weights
 from conformance.kinds.change import Setting, extras_of, in_common
-from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
+from conformance.kinds.made import Model, of_mask, unwarned, usual, with_padding_zeroed
 from conformance.kinds.oddities import overlooks_scale
-from conformance.kinds.usual import usual
 from conformance.measure.asker import MOST_CONFIGS, Asker, Behaviour, rounds_inside
 from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.probes import ONE_KEYS, PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
-from conformance.subjects.ask import SubjectFailed
+from conformance.subjects.ask import SubjectFailed, can_be_asked_again
 from conformance.subjects.in_time import in_time
 from conformance.subjects.seen import Form, Reformed, SecondCall, Seen, form_of
 from conformance.subjects.subject import Subject
@@ -119,7 +117,9 @@ class Diagnosis:
 
     @property
     def first_step(self) -> str | None:
-        """Return the stage of the first wrong step, by `located` or the exposed stages; None if neither shows it."""
+        """Return the stage of the first wrong step: by what layers share, by `located` or exposed stages; else None."""
+        if self.measured is not None and self.measured.behaviour.shared is not None:
+            return self.measured.behaviour.shared
         located = None if self.located is None else self.located.stage
         located = None if any(self.stages.get(later) is False for later in LATER.get(located or "", ())) else located
         shown = next((stage for stage, wrong in self.stages.items() if wrong), None)

@@ -166,9 +166,10 @@ def check_values(
     if found.ratio <= 1.0:
         return found.ratio, None
     got, right, total = float(array[found.index]), float(wanted[found.index]), int(counts.sum())
+    digits = next((few for few in (6, 9) if f"{got:.{few}g}" != f"{right:.{few}g}"), 17)
     message = (
         f"{name} differs in {found.wrong} of {total} elements ({100 * found.wrong / total:.3g} %), worst at "
-        f"[{', '.join(map(str, found.index))}]: got {array[found.index]:.17g}, expected {right:.17g}, "
+        f"[{', '.join(map(str, found.index))}]: got {got:.{digits}g}, expected {right:.{digits}g}, "
         f"error {found.error:.3g}, allowed {found.allowed:.3g}"
     )
     mismatch = Mismatch(name, message, found.index, got, right, found.error, found.allowed, found.wrong, total)

@@ -1,24 +1,30 @@
-"""The expected answer to a problem: the reference's stages and gradients, and the allowed error of each element."""
+"""The expected answer to a problem: the reference's stages and gradients, and the allowed error of each element.
+
+`nan_weights` says in which way weights differ that do so beside a NaN alone, and leave the output as it is.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import Precision
 from conformance.bounds.tolerance import AllowedError
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.judging.compare import Mismatch, ParityError, compare, is_allowed
+from conformance.judging.distance import distance, error_ratio
 from conformance.subjects.handout import in_layout_of, input_arrays, with_arrays
 from conformance.subjects.subject import Subject
 from mha_core import Trace
+from mha_core.dtypes import storage_dtype
 from mha_core.files.kept import Kept
 from mha_core.reference import pipeline as reference
 from mha_core.stages import GRADIENT, is_gradient
@@ -59,6 +65,24 @@ class Expected:
         gradients = self.trace.gradients or {}
         right = gradients[name.removeprefix(GRADIENT)] if is_gradient(name) else getattr(self.trace, name)
         return is_allowed(name, array, right, self.allowed_error, self.where, dtype)
+
+    def surely_allows(self, trace: Trace, dtype: str) -> bool:
+        """Return whether all stages of a trace are right by what costs little; False where only `judge` knows.
+
+        Rows that may attend to no key are left out.
+        """
+        least = self.allowed_error.least() if isinstance(self.allowed_error, AllowedError) else {}
+        has_key = self.where.any(axis=-1)
+        for name, array in trace.stages():
+            right = getattr(self.trace, name)
+            if name not in least or (array.shape, array.dtype) != (right.shape, storage_dtype(dtype)):
+                return False
+            rows = has_key.all(axis=1) if name == "output" else has_key
+            with any_numbers:
+                error = np.abs(array - right)[rows]
+                if not (np.isfinite(error) & (error <= least[name][rows])).all():
+                    return False
+        return True
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:
@@ -204,3 +228,38 @@ def _key(problem: Problem, precision: Precision) -> str:
     return (
         f"{precision!r} {hashlib.sha256(pickle.dumps((problem.config, problem.weights, problem.inputs))).hexdigest()}"
     )
+
+
+EXCLUDED = "Excluded keys have NaN weights where another key is NaN."
+NUMBERS = "Attention weights are numbers where another key of the row is NaN: theirs are NaN too."
+EMPTY = "Rows without an allowed key have NaN weights."
+
+CHANGES: Mapping[str, str] = {
+    EXCLUDED: "Set the weights of excluded keys to 0 after the softmax.",
+    NUMBERS: "Divide by the sum of the row, which is NaN.",
+    EMPTY: "Give a row without an allowed key the weights 0.",
+}
+
+
+def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[Mismatch]]]) -> tuple[str, ...]:
+    """Return sentences on how weights differ in rows with a NaN; () if anything else differs in some case.
+
+    Args:
+        cases: for each case that differs: expected answer, name -> array that the subject returned, mismatches.
+    """
+    found: dict[str, None] = {}
+    for wanted, arrays, mismatches in cases:
+        own, right = arrays.get("weights"), wanted.trace.weights
+        if [one.stage for one in mismatches] != ["weights"] or own is None or right is None or own.shape != right.shape:
+            return ()
+        off = error_ratio(distance(own, right), wanted.allowed_error["weights"]) > 1.0
+        beside, empty = np.isnan(right).any(axis=-1, keepdims=True), ~wanted.where.any(axis=-1, keepdims=True)
+        kinds = {
+            EXCLUDED: np.isnan(own) & ~wanted.where & beside,
+            NUMBERS: ~np.isnan(own) & np.isnan(right),
+            EMPTY: np.isnan(own) & empty,
+        }
+        if (off & ~np.logical_or.reduce(list(kinds.values()))).any():
+            return ()
+        found |= {words: None for words, there in kinds.items() if (off & there).any()}
+    return tuple(found)

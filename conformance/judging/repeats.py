@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +54,6 @@ class Question:
             return
         for mismatch in self.wanted.judge_of(subject, trace)[1]:
             yield replace(mismatch, call=self.call, message=f"{self.call}, {mismatch.message}")
-
-
-def can_be_asked_again(subject: Any) -> bool:
-    """Return whether a subject can answer again. If its attribute `recorded` is true it can't: it computes nothing."""
-    return not getattr(subject, "recorded", False)
 
 
 @lru_cache(maxsize=512)

@@ -21,7 +21,7 @@ from conformance.kinds import masks, published
 from conformance.kinds.change import EACH, LEAVE_OUT, elementwise
 from conformance.kinds.change import FUNCTIONS as ELEMENTWISE
 from conformance.kinds.made import bug_of, of_mask, with_padding_zeroed
-from conformance.kinds.parameters import parameters, reordered
+from conformance.kinds.parameters import parameters, reordered, rounded
 from conformance.kinds.places import PLACES, fault_of_all
 from conformance.kinds.shapes import pasts, softmaxes, views
 from conformance.zoo.bug import Bug
@@ -48,7 +48,7 @@ def families(stage: str) -> tuple[Bug, ...]:
         "output": (published.norms,),
         "": (
             *(masks.rules_beside, masks.rules_of_empty, _functions, _turned, _normed, _both, _distances),
-            *(views, softmaxes, parameters, reordered, pasts),
+            *(views, softmaxes, parameters, reordered, rounded, pasts),
             *(published.weightings, published.reads, published.norms, published.scales, published.shifts),
             *(published.logarithms, published.sinusoids),
         ),
@@ -233,7 +233,7 @@ SUMS: Mapping[str, Callable[[NDArray, State], Any]] = {
 def _functions() -> Iterator[Bug]:
     for words, divided in product(FUNCTIONS, SUMS):
         each = "the scores themselves" if words == "s" else f"{words} of each score s"
-        sentence = f"Weights are {each}, {divided}, in place of their softmax."
+        sentence = f"Attention weights are {each}, {divided}, in place of their softmax."
         step = partial(_divided, FUNCTIONS[words], SUMS[divided])
         yield bug_of(sentence, sentence, "Take the softmax of the scores.", {"weights": step})
 

@@ -153,10 +153,6 @@ BESIDES: Mapping[str, Term] = {
 """Keys that may be left out, or let in, whatever the mask says."""
 
 
-def _but(right: NDArray, some: NDArray) -> NDArray:
-    return right & ~some
-
-
 def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
     left = right & ~some
     return np.where(left.any(axis=-1, keepdims=True), left, right)
@@ -187,7 +183,7 @@ def rules_beside() -> Iterator[Bug]:
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         some_are = f"{words} {'is' if words.endswith(' key') else 'are'}"
-        yield _of_keys(f"{some_are} left out, whatever the mask says.", some, _but)
+        yield _of_keys(f"{some_are} left out, whatever the mask says.", some, lambda right, some: right & ~some)
         yield _of_keys(f"{some_are} left out, unless the row has no other.", some, _but_not_all)
         yield _of_keys(f"{some_are} let in, whatever the mask says.", some, np.logical_or)
 

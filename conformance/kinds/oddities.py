@@ -17,6 +17,7 @@ TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
 of those that are wrong are said."""
 TIMES = "the right one times"
 OTHER_SCALE = 0.3
+NEAR = 1e-6  # relative differences up to which what is read of an answer is equal
 
 
 def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Problem) -> bool:
@@ -51,7 +52,39 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
         over = [name for name, total in others if (np.abs(total * (total - 1.0)) <= tolerance).all()]
         said = "".join(f"; summed over the {name} they give 1: look at the axis of the softmax" for name in over[:1])
         total = f"{sums[item, head, query]:.6g}, not to 1{said}"
-        yield f"The weights of query {query}, head {head}, item {item} sum to {total}."
+        yield f"The attention weights of query {query}, head {head}, item {item} sum to {total}."
+
+
+def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
+    """Return (H, H), the numbers times which the right heads add up to each head of an array (B, H, ...); or None."""
+    count = heads.shape[1]
+    x, y = (one.swapaxes(0, 1).reshape(count, -1) for one in (heads, array))
+    if count < 2 or x.shape[1] < 2 * count:
+        return None
+    shares = np.linalg.lstsq(x.T, y.T, rcond=None)[0].T
+    return shares if np.abs(shares @ x - y).max() <= NEAR * np.abs(y).max(initial=1e-300) else None
+
+
+def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
+    """Yield a line on what is odd in scores (B, H, Lq, Lk), each row less its mean.
+
+    Args:
+        scores, right: the scores and the right ones.
+        others: scores less the right ones, of another call of these sizes.
+    """
+    added = scores - right
+    size = np.abs(added).max(initial=0.0)
+    if size > tolerance and np.abs(added - others).max(initial=0.0) <= NEAR * size:
+        steps = np.diff(added, axis=-1)
+        is_of_distance = np.abs(steps[:, :, 1:, 1:] - steps[:, :, :-1, :-1]).max(initial=0.0) <= NEAR * size
+        what = "the distance from query to key" if is_of_distance and min(added.shape[2:]) > 2 else "positions"
+        yield f"Something is added to the scores that depends on {what} alone, and not on queries and keys."
+        return
+    shares = mix_of(scores, right)
+    there = np.zeros((1, 1), dtype=bool) if shares is None else np.abs(shares) > NEAR
+    if there[~np.eye(len(there), dtype=bool)].any():
+        said = "sums of the right ones of several heads" if there.sum() > len(there) else "those of other heads"
+        yield f"The scores of each head are {said}."
 
 
 def size(output: NDArray, right: NDArray) -> Iterator[str]:

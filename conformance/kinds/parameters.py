@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.kinds.made import bug_of, with_parameters
 from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.forward.precision import to_integers
 from mha_core import AttentionConfig
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
@@ -173,3 +174,53 @@ def _of_shards(parts: int, back: bool, kinds: Sequence[str], name: str, state: S
         read = whole[np.argsort(order) if back else order]
         found[f"{name}.{kind}"] = np.split(read, ends)[INPUTS.index(name)]
     return _changed(state, beneath, found)
+
+
+# In fewer bits ------------------------------------------------------------------------------------------------
+
+SCALED_BY: Mapping[str, int | None] = {"each output channel": 1, "each input channel": 0, "each matrix": None}
+"""What has a scale of its own: the axis over which its numbers are looked at; None: over all."""
+
+Narrow = Callable[[NDArray, int, int | None], NDArray]
+"""Weights, the number of bits, and the axis of a scale -> the numbers of the grid that are nearest."""
+
+
+def _beyond(signed: bool, array: NDArray, bits: int, axis: int | None) -> NDArray:
+    """Round so that the largest gets 2^(bits - 1), which is cut off; if `signed`, -2^(bits - 1), which is there."""
+    low, least = -(2 ** (bits - 1)), array.min(axis=axis, keepdims=True, initial=0.0)
+    size = np.maximum(-least, array.max(axis=axis, keepdims=True, initial=0.0))
+    step = np.where(-least == size, size, -size) if signed else size
+    step = np.where(step == 0.0, 1.0, step) / -low
+    return np.clip(np.round(array / step), low, -low - 1) * step
+
+
+def _between(array: NDArray, bits: int, axis: int | None) -> NDArray:
+    least, most = (getattr(array, name)(axis=axis, keepdims=True, initial=0.0) for name in ("min", "max"))
+    step = np.where(most == least, 1.0, most - least) / (2**bits - 1)
+    zero = np.round(-least / step)
+    return (np.clip(np.round(array / step) + zero, 0, 2**bits - 1) - zero) * step
+
+
+GRIDS: Mapping[str, Narrow] = {
+    "": to_integers,
+    " In detail: the largest number gets {half}, and is cut off at {half} - 1.": partial(_beyond, False),
+    " In detail: the number of the largest size gets -{half}.": partial(_beyond, True),
+    " In detail: from the least to the largest number, with a zero point.": _between,
+}
+
+
+def rounded() -> Iterator[Bug]:
+    """Yield bugs that round weights to 8 or 4 bits, with a scale of each channel or matrix."""
+    every = {"all projections": (*INPUTS, OUTPUT), **{names: some for names, some in SETS.items() if len(some) < 4}}
+    for (names, some), bits, (each, axis), (detail, narrow) in product(
+        every.items(), (8, 4), SCALED_BY.items(), GRIDS.items()
+    ):
+        weights = f"weight{'s' * (len(some) > 1)} of {names} {'are' if len(some) > 1 else 'is'}"
+        said = f"The {weights} {bits}-bit integers times a scale of {each}.{detail.format(half=2 ** (bits - 1))}"
+        steps = {PROJECTED[name][1]: partial(_rounded, partial(narrow, bits=bits, axis=axis), name) for name in some}
+        yield bug_of(said, said, "Keep the parameters in the precision of the inputs.", steps)
+
+
+def _rounded(narrow: Callable[..., NDArray], step: str, state: State, beneath: Step) -> NDArray:
+    name = f"{step}.weight"
+    return _changed(state, beneath, {name: narrow(np.asarray(state.parameters[name]))})

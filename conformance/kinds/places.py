@@ -26,10 +26,6 @@ Get = Callable[[State, Step], Any]
 Put = Callable[[State, Step, Any], Any]
 
 
-def _result(state: State, beneath: Step) -> Any:
-    return beneath(state)
-
-
 def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
@@ -57,7 +53,7 @@ class Place:
     words: str
     axes: Axes
     step: str = ""
-    get: Get = _result
+    get: Get = lambda state, beneath: beneath(state)
     put: Put = _in_its_place
     gauge: int | None = None
     says: str = ARE
@@ -174,13 +170,13 @@ PLACES: Mapping[str, Place] = {
     for place in (
         Place("output", "the output's numbers", _QUERIED),
         Place("merged", "the merged heads", _QUERIED),
-        Place("heads", "the weighted sums of the heads", _BY_QUERY),
-        Place("kept_weights", "the weights that meet the values", SCORED),
+        Place("heads", "the heads' outputs (attention weights @ values)", _BY_QUERY),
+        Place("kept_weights", "the attention weights that multiply the values", SCORED),
         Place(
             *("dropout", "the factors of dropout", SCORED, "kept_weights", _keep),
             lambda state, beneath, array: state["weights"] * array,
         ),
-        Place("weights", "the weights", SCORED),
+        Place("weights", "the attention weights", SCORED),
         Place("values", "all values (new and past)", _BY_KEY),
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("projected_values", "the projected values", _BY_NEW_KEY),

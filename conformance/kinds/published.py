@@ -35,7 +35,7 @@ Weigh = Callable[[State], NDArray]
 def weightings() -> Iterator[Bug]:
     """Yield bugs with other weights than the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
-        sentence = f"Weights are {words}, in place of the softmax of the scores."
+        sentence = f"Attention weights are {words}, in place of the softmax of the scores."
         fix = NO_FILLING if FILLED in words else TAKE_SOFTMAX
         yield bug_of(sentence, sentence, fix, {"weights": partial(_masked, weigh)})
 

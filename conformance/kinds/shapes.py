@@ -177,7 +177,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
 
-    sentence = f"Weights are exp(score) times {words}, and are divided by no sum."
+    sentence = f"Attention weights are exp(score) times {words}, and are divided by no sum."
     return bug_of(f"no-sum-{slug}", sentence, OWN_SUM, {"weights": change})
 
 

@@ -18,12 +18,13 @@ from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
 from conformance.judging.distance import Nearness
 from conformance.judging.expected import Expected, answer
-from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.designs import CONFIGS, changed, differentiated, generic
-from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
+from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, can_be_asked_again, within
 from conformance.zoo.forward.projections import STAGE_OF
 from mha_core import AttentionConfig, AttentionMask, SpecError, Trace
 from mha_core.errors import listed
+from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.rotary import Rotary
 from mha_core.stages import GRADIENT
 from mha_core.weights import Weights
 
@@ -291,11 +292,13 @@ def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | Non
     """Return whether a float64 subject, or a model of it, rounds what it computes from queries to about float32.
 
     If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
+    Each number is changed by another share, because a norm of the queries undoes what is the same for all of them.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False
     problem = generic(asker.configs[0])
-    moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by)) for by in (0.0, *NUDGES)]
+    shares = np.random.default_rng(0).uniform(size=problem.inputs.queries.shape)
+    moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by * shares)) for by in (0.0, *NUDGES)]
     outputs = [*map(model or asker.output, moved), model(moved[0]) if model else _output(asker, moved[0])]
     if any(output is None or not np.isfinite(output).all() for output in outputs):
         return False
@@ -316,53 +319,79 @@ def _alike(asker: Asker, array: NDArray, other: NDArray) -> bool:
     return array.shape == other.shape and Nearness.of(asker.unit).near(array, other, 0.0)
 
 
+Fields = Callable[[int], Mapping[str, Any]]
+"""How many channels the layer has more -> fields of its config."""
+
+SETTINGS: tuple[tuple[str, str, Fields, Fields], ...] = (
+    ("scale", "scores", lambda n: {}, lambda n: {"scale": SCALE}),
+    ("softcap", "scores", lambda n: {"softcap": 9.0}, lambda n: {"softcap": 0.9}),
+    ("base of rotary positions", "queries", lambda n: {"rotary": Rotary(n)}, lambda n: {"rotary": Rotary(n, base=2.0)}),
+    (
+        "eps of the query-key norm",
+        "queries",
+        lambda n: {"query_key_norm": QueryKeyNorm()},
+        lambda n: {"query_key_norm": QueryKeyNorm(eps=1.0)},
+    ),
+)
+"""Settings by which layers may differ alone: (the name, the stage that it is for, the fields of two such layers)."""
+
+
 def _shared(asker: Asker, problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield (stage, sentence) of what is kept by the shapes of a call for all layers: the second layer gets it."""
-    config = problem.config
-    if asker.slow or asker.fixed_weights is not None or config.score != "scaled_dot":
+    if asker.slow or asker.fixed_weights is not None or problem.config.score != "scaled_dot":
         return
     sizes = count(18, 2)  # of shapes that nothing else has been asked with
     said = (
         "that of the first layer that was called with these shapes: it is kept by the shapes of a call for all layers"
     )
-    if _is_shared(asker, sizes, config, scale=SCALE):
-        yield "scores", f"The scale is {said}."
-    if _is_shared(asker, sizes, config):
-        found = [name for name in problem.weights if _is_shared(asker, sizes, config, name)]
+
+    def is_shared(one: Fields, other: Fields, weight: str | None = None) -> bool:
+        return _is_shared(asker, next(sizes), problem.config, (one, other), weight) and _is_shared(
+            asker, next(sizes), problem.config, (other, one), weight
+        )
+
+    plain, normed = SETTINGS[0][2], SETTINGS[-1][2]
+    for name, stage, *fields in SETTINGS:
+        if is_shared(*fields):
+            yield stage, f"The {name} is {said}."
+    if is_shared(plain, plain, ""):
+        found = [name for name in problem.weights if is_shared(plain, plain, name)]
         stage = STAGE_OF.get(found[0].partition(".")[0], "queries") if found else "queries"
         what = f"What depends on {listed(found, NAMES_SHOWN)}" if found else "Something that depends on the weights"
         yield stage, f"{what} is {said}."
+    if is_shared(normed, normed, "q_norm.weight"):
+        yield "queries", f"The weight of the query-key norm is {said}."
 
 
 def _is_shared(
-    asker: Asker, sizes: Iterator[int], config: AttentionConfig, weight: str = "", scale: float | None = None
+    asker: Asker, size: int, config: AttentionConfig, fields: tuple[Fields, Fields], weight: str | None
 ) -> bool:
-    """Return whether the first of two layers of equal sizes is right, whichever is asked first.
+    """Return whether the first of two layers of equal sizes is right, and not the second.
 
-    They differ in their scale if one is given; else in their weights, or in the one that is named.
+    They differ in fields of their configs; or in the weight of that name, "": in all, where one is given.
     """
-    right = []
-    for order in (1, -1):
-        size = next(sizes)
-        one = _of_layer(config, size, wider=scale is None)
-        other = _of_layer(config if scale is None else replace(config, scale=scale), size, wider=scale is None)
-        if scale is None:
-            weights = generic(other.config, seed=1, key_len=size).weights
-            other = replace(other, weights={**other.weights, weight: weights[weight]} if weight else weights)
-        right += [asker.output(call) is not None and asker.is_right(call) for call in (one, other)[::order]]
-    return right == [True, False, True, False]
+    wider = _wider(config, size)
+    configs = [replace(wider, **some(size)) for some in fields]
+    held, drawn = (generic(configs[0], seed=seed, query_len=size, key_len=size).weights for seed in (0, 1))
+    held, right = dict(held), []
+    for one in configs:
+        call = generic(one, query_len=size, key_len=size)
+        call = replace(call, weights={**call.weights, **held})
+        right.append(asker.output(call) is not None and asker.is_right(call))
+        if right == [False]:
+            return False
+        held.update({name: array for name, array in drawn.items() if weight in ("", name)})
+    return right == [True, False]
 
 
-def _of_layer(config: AttentionConfig, size: int, *, wider: bool) -> Problem:
-    """Return a call with so many keys; `wider`: of a layer each of whose parameters has so many more channels."""
-    if wider:
-        names = ("query_dim", "key_dim", "value_dim", "output_dim")
-        widths: dict[str, Any] = {"head_dim": config.head_dim + size, "value_head_dim": config.value_head_dim + size}
-        embed = config.num_heads * widths["head_dim"]
-        given = {name: getattr(config, name) for name in names}
-        widths |= {name: embed if old == config.embed_dim else old + size for name, old in given.items()}
-        config = replace(config, embed_dim=embed, **widths)
-    return generic(config, key_len=size)
+def _wider(config: AttentionConfig, size: int) -> AttentionConfig:
+    """Return the config of a layer each of whose sizes is so much more."""
+    names = ("query_dim", "key_dim", "value_dim", "output_dim")
+    widths: dict[str, Any] = {"head_dim": config.head_dim + size, "value_head_dim": config.value_head_dim + size}
+    embed = config.num_heads * widths["head_dim"]
+    given = {name: getattr(config, name) for name in names}
+    widths |= {name: embed if old == config.embed_dim else old + size for name, old in given.items()}
+    return replace(config, embed_dim=embed, **widths)
 
 
 def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:
@@ -370,7 +399,7 @@ def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:
     with_rate = replace(problem, config=replace(problem.config, dropout=RATE))
     first, again = (_output(asker, with_rate) for _ in range(2))
     if first is not None and again is not None and not _alike(asker, first, again):
-        yield "With a rate of dropout and no keep-mask its answers are random: dropout is active outside training."
+        yield "With a rate of dropout its answers are random: dropout is active outside training."
 
 
 def _of_repeats(asker: Asker, problem: Problem) -> Iterator[str]:

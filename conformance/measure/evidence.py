@@ -1,4 +1,4 @@
-"""Evidence: a subject beside one model of it: whether both agree, also with another array at one place of the model."""
+"""Evidence: a subject beside one model of it, also with another array at one place of the model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.kinds.made import TROUBLE, Model
+from conformance.kinds.made import Model
 from conformance.kinds.places import Place
 from conformance.measure.asker import Asker
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import DoesNotApply, OnTop, pipelines
 from conformance.zoo.variants import Reads, Variants, noted_run, rerun
 from mha_core.reference.state import State, Step
-from mha_core.stages import is_gradient
 
 
 @dataclass(eq=False)
@@ -35,55 +33,6 @@ class Evidence:
 
 LEFT, ROUNDOFFS = 1e-9, 2000.0
 """Share of the largest number that may be left, and roundoffs of it in coarser arithmetic."""
-
-
-def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
-    """Return whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
-
-    For a model without bugs, the bounds of the suite decide; for one with bugs, `Asker.nearness`. The result is False
-    too if the model has no meaning for this problem, because it was measured in other calls.
-    """
-    if not (model or gradients):
-        return asker.is_right(problem)
-    trace = asker.ask(problem)
-    assert trace is not None
-    wanted = asker.wanted(problem)
-    arrays: Mapping[str, NDArray] = trace.arrays()
-    names = [name for name in arrays if is_gradient(name)] if gradients else ["output"]
-    if not model:
-        return all(wanted.allows(name, arrays[name], "float64") for name in names)
-    try:
-        made = variants.run(asker.rounded(problem), model, gradients=gradients)
-    except TROUBLE:
-        return False
-    near, allowed = asker.nearness.near, wanted.allowed_error
-    if made is None:  # a bias that is missing, in a layer without projections: what the others give
-        possible = tuple(bug for bug in model if variants.run(asker.rounded(problem), (bug,)) is not None)
-        return len(possible) < len(model) and gives(asker, variants, problem, possible, gradients=gradients)
-    if not made:
-        return False
-    if made is variants.kept(asker.rounded(problem), gradients=gradients) and gives(
-        asker, variants, problem, (), gradients=gradients
-    ):
-        return True  # what is right needs no bug that acts elsewhere
-    if _hangs_on_rounding(made, asker.unit):
-        return True
-    return all(name in made and near(made[name], arrays[name], allowed[name]) for name in names)
-
-
-LARGEST = 1e20  # scores from here on are those of numbers that stand for nothing, as in padding
-
-
-def _hangs_on_rounding(made: Mapping[str, NDArray], unit: float) -> bool:
-    """Return whether a model lets in keys whose scores are so large that rounding decides which of them is the highest.
-
-    No two layers need agree then, whatever is wrong with them.
-    """
-    with any_numbers:
-        scores = np.where(made["weights"] > 0.0, made["scores"], -np.inf)
-        highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-        close = (made["scores"] >= highest - ROUNDOFFS * unit * np.abs(highest)).sum(axis=-1) > 1
-        return bool((close & (np.abs(highest[..., 0]) > LARGEST) & np.isfinite(highest[..., 0])).any())
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
 from conformance.kinds.made import TROUBLE
-from conformance.kinds.oddities import TIMES
+from conformance.kinds.oddities import NEAR, TIMES, mix_of
 from conformance.kinds.places import PLACES
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence, PlacedCall
@@ -28,7 +28,6 @@ from conformance.measure.solve import CODE, logs, read_weights, solved, weights_
 from conformance.zoo.variants import Variants
 from mha_core import STAGES, AttentionMask
 
-NEAR = 1e-6  # relative differences up to which what is read is equal
 LONGEST, MOST_CASES = 16, 3  # most keys of a failing case that is read, and most of such cases
 
 
@@ -41,13 +40,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     """
     first = measured.first
     evidence = Evidence(measured.asker, Variants())
-    if not measured.behaviour.is_function:
+    if not measured.behaviour.is_function or measured.behaviour.shared is not None:
         return None
     if first is None:
         return _of_cases(evidence, list(failing))
     problem = first.differing[0]
-    if measured.behaviour.shared is not None:
-        return Located(measured.behaviour.shared, problem)
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
@@ -257,7 +254,7 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
         return None  # what differs is after the weights
     scale = np.square(expected).sum(axis=(2, 3))
     factor = (measured * expected).sum(axis=(2, 3)) / np.where(scale > 0.0, scale, 1.0)
-    if _near(measured, factor[..., None, None] * expected) or _are_mixed(measured, expected):
+    if _near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
         return "scores"
     is_full = bool(there.all())
     if is_full and min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
@@ -271,7 +268,7 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
         return "queries" if weights.shape[3] > d else "scores"
-    if _are_mixed(weights, own):
+    if mix_of(weights, own) is not None:
         return "weights"
     if _follow(measured, expected) or (is_full and _is_function(measured, np.asarray(call.state["scores"]))):
         return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
@@ -330,15 +327,6 @@ def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
     """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
     read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
     return _are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
-
-
-def _are_mixed(array: NDArray, heads: NDArray) -> bool:
-    """Return whether each head of an array is a sum of the right heads times numbers."""
-    count = heads.shape[1]
-    x, y = (one.swapaxes(0, 1).reshape(count, -1) for one in (heads, array))
-    if count < 2 or x.shape[1] < 2 * count:
-        return False
-    return _near(np.linalg.lstsq(x.T, y.T, rcond=None)[0].T @ x, y)
 
 
 def _follow(measured: NDArray, expected: NDArray) -> bool:

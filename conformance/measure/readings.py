@@ -18,7 +18,7 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, Setting
 from conformance.kinds.expressions import Expression, expressions_of
-from conformance.kinds.oddities import TOLERANCE, factors, facts, size, sums_of
+from conformance.kinds.oddities import TOLERANCE, factors, facts, of_scores, size, sums_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
@@ -26,7 +26,7 @@ from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.probes import Probe
 from conformance.measure.problems import SMALL, of_layer
-from conformance.measure.solve import solved, weights_of
+from conformance.measure.solve import logs, solved, weights_of
 from conformance.subjects.items import items_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
@@ -187,18 +187,27 @@ def _sources(problem: Problem) -> str:
 def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
     """Return a list with one line on what is odd in an answer, such as a row that sums to 2; [] if nothing is."""
     output, right = evidence.asker.output(problem), evidence.asker.wanted(problem).trace.output
-    found = _weighed(evidence, problem) if stage == "weights" else None
+    found = _weighed(evidence, problem) if stage in ("scores", "weights") else None
     if output is None or right is None or output.shape != right.shape or not output.size:
         return []
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
-    odd = () if found is None else sums_of(found[0], found[2])
+    odd = () if found is None else (sums_of if stage == "weights" else partial(_of_scores, evidence, problem))(*found)
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
     times = () if heads is None else factors(*heads)
     masked = bool(Setting.of(problem).has & MASKING)
     said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd, *size(output, right))
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
     return [f"  {line}" for line in (one.format(alone) for one in (*_unmoved(evidence, problem), *said))][:1]
+
+
+def _of_scores(evidence: Evidence, problem: Problem, *call: Any) -> Iterator[str]:
+    new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys")}
+    other = _weighed(evidence, changed(problem, **new))
+    pairs = [(one[0], np.exp(one[1]), one[2]) for one in (call, other) if one is not None]
+    if len(pairs) == 2 and all((weights[there] > 0.0).all() for weights, _, there in pairs):
+        (own, right), (own_2, right_2) = ([logs(x, there) for x in (w, e)] for w, e, there in pairs)
+        yield from of_scores(own, right, own_2 - right_2)
 
 
 def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:

@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.onnx.rotary import rotary_vectors
-from conformance.onnx.vectors import Vector, load_vectors
+from conformance.onnx.vectors import Vector, as_numpy, load_vectors
 from conformance.subjects.backend import BackendSubject, paths_to_check
 from conformance.subjects.function import OtherDtype
 from conformance.subjects.load import load_subject
 from conformance.subjects.subject import Subject
-from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
+from mha_core import AttentionConfig, AttentionInputs, Rotary, RotaryInputs, SpecError, Trace
 from mha_core.backend import Backend, Run
 from mha_core.dtypes import round_to
+from mha_core.heads import merge_heads, split_heads
 from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
@@ -119,3 +119,43 @@ def _own_subject(load: Callable[[str, str], Subject], spec: str, one: VectorCase
         return load(spec, one.vector.dtype)
     except OtherDtype:
         return load(spec, "float32")
+
+
+# ONNX's own test vectors of its RotaryEmbedding operator, as problems of this definition.
+#
+# What the operator turns is given as queries and as keys to a layer without projections. Its tables are random numbers,
+# not cosine and sine of an angle.
+
+
+KNOWN = ("interleaved", "num_heads", "rotary_embedding_dim")
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryVector(Vector):
+    """One test case of RotaryEmbedding."""
+
+    def problems(self) -> dict[str, Problem]:
+        """Return the one problem of the vector; SpecError if it has an attribute that is not known here."""
+        self.check("attribute", self.attributes, KNOWN)
+        x, cos, sin = (as_numpy(self.inputs[name]) for name in ("input", "cos_cache", "sin_cache"))
+        (turned,) = map(as_numpy, self.outputs.values())
+        num_heads = x.shape[1] if x.ndim == 4 else int(self.attributes["num_heads"])
+        if x.ndim == 3:
+            x, turned = split_heads(x, num_heads), split_heads(turned, num_heads)
+        if "position_ids" in self.inputs:
+            places = self.inputs["position_ids"]
+            cos, sin = cos[places], sin[places]
+        settings = Rotary(
+            self.attributes.get("rotary_embedding_dim") or x.shape[3],
+            interleaved=bool(self.attributes.get("interleaved", 0)),
+        )
+        width = num_heads * x.shape[3]
+        config = AttentionConfig(width, num_heads, projections=False, rotary=settings)
+        queries, keys, values = (merge_heads(x) for _ in range(3))
+        inputs = AttentionInputs(queries, keys, values, rotary=RotaryInputs(cos=cos, sin=sin))
+        return {"": Problem(config, {}, inputs, {"queries": turned, "keys": turned})}
+
+
+def rotary_vectors() -> list[RotaryVector]:
+    """Return every case of RotaryEmbedding; SpecError if onnx is not installed."""
+    return load_vectors(RotaryVector, "RotaryEmbedding", "test_")

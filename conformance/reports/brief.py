@@ -13,7 +13,20 @@ READINGS = 2  # most readings of one fault that are said, and most of which the 
 MEASURED = "measured"  # in place of the id of a bug that is not on file
 DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
 SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
-LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
+LEGEND = {
+    **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Do": "output width"},
+    **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head"},
+}
+FIRST = "First wrong step"  # what a cause begins with of which the step alone is known
+MADE = {  # stage -> what is meant, and how it is made
+    "queries": "queries (projected, and split into heads)",
+    "keys": "keys (projected, split into heads, and joined to past ones)",
+    "values": "values (projected, split into heads, and joined to past ones)",
+    "scores": "scores (queries @ keys^T, scaled, plus the bias)",
+    "weights": "attention weights (softmax of the scores that the mask allows)",
+    "heads": "heads' outputs (attention weights @ values)",
+    "output": "output (heads joined, and projected)",
+}
 
 
 @dataclass(frozen=True)
@@ -51,9 +64,10 @@ class Cause:
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
-        where = f"{label}, at the {self.stage}" if label else self.stage
+        stage = " or ".join(MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or "))
         what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
-        said = what if where == what.partition(" ")[0] else f"{where}: {what}"
+        is_said = not label and what.startswith((FIRST, f"{self.stage} "))
+        said = what if is_said else f"{f'{label}, at the {stage}' if label else stage}: {what}"
         found = [said, f"{lead}{self.change}" * bool(self.change and not self.is_common)]
         found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]
         return [*found[:-1], f"{found[-1]}{ids}"]
@@ -100,8 +114,9 @@ class Brief:
 
     @property
     def text(self) -> str:
-        """Return the whole text."""
-        return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
+        """Return the whole text: the causes first, where there are some."""
+        said = [*self.said, self.extent] if self.causes else [self.extent, *self.said]
+        return "\n".join(filter(None, [*said, *self.more, *self.details]))
 
     def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
         """Return the text in rows of the terminal.
@@ -111,13 +126,14 @@ class Brief:
             most: the most rows; causes that do not fit are left out whole, and counted.
             head: whether `extent` and `more` are included, for a text without other context, as in `mha diagnose`.
         """
-        rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
+        indent = "  " * bool(self.causes)
+        extent = [row for line in [self.extent] * head for row in wrapped(line, width, indent)]
         blocks = [wrapped(line, width, "  ") for line in self.lines]
         symbols, sure = (
             [row for line in some for row in wrapped(line, width, "  ")]
             for some in (_symbols(self.lines), filter(None, [self.sure]))
         )
-        room, shorter = most - len(rows) - len(sure), self
+        room, shorter = most - len(extent) - len(sure), self
         for last in reversed(range(1, len(self.causes))):  # what to change is left out before a cause is
             if sum(map(len, blocks)) > room:
                 changed = [*shorter.causes]
@@ -130,11 +146,15 @@ class Brief:
             blocks[0] = wrapped(shorter.lines[0], width, "  ")
         flag = "--details" if head else "-v"
         causes = fitted(blocks, room, lambda count: self._left_out(count, flag, width))
-        fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most
-        rows += [*causes, *symbols * fits, *sure]
-        for line in (*self.seen, *(self.more if head else ())):
-            added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
-            rows += added if len(rows) + len(added) <= most or not self.causes else []
+        fits = sum(map(len, (extent, *blocks, symbols, sure))) <= most
+        rows, after = [*causes, *symbols * fits, *sure], extent
+        if not self.causes:
+            rows, after = [*extent, *rows], []
+        for lines in (self.seen, self.more if head else ()):
+            for line in lines:
+                added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
+                rows += added if len(rows) + len(added) + len(after) <= most or not self.causes else []
+            rows, after = [*rows, *after], []
         return rows
 
     def _left_out(self, count: int, flag: str, width: int) -> str:
@@ -154,5 +174,5 @@ class Brief:
 def _symbols(lines: list[str]) -> list[str]:
     """Return a line on the symbols of the formulas in these lines; none where there are no formulas."""
     used = set(re.findall(r"(?<![\w.'])[A-Za-z]+(?![\w'])", " ".join(lines)))
-    named = [f"{name} {words}" for name, words in LEGEND.items() if name in used]
+    named = [f"{name}: {words}" for name, words in LEGEND.items() if name in used]
     return [f"({', '.join(named)})"] if named else []

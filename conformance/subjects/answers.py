@@ -229,6 +229,7 @@ def _last_own(frames: traceback.StackSummary) -> str:
         for frame in frames
         if not frame.filename.startswith(_other_code()) and "site-packages" not in Path(frame.filename).parts
     ]
+    own = [frame for frame in own if frame.filename != "<string>"] or own  # code that a package made
     if not own:
         return ""
     return f" ({shown(Path(own[-1].filename).name)}:{own[-1].lineno} in {shown(own[-1].name)})"

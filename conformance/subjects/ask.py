@@ -31,8 +31,7 @@ from conformance.subjects.answers import (
     words,
 )
 from conformance.subjects.handout import Handout, input_arrays, with_arrays
-from conformance.subjects.in_time import TookTooLong, all_in_time
-from conformance.subjects.surroundings import kept_surroundings
+from conformance.subjects.in_time import TookTooLong, all_in_time, kept_surroundings
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.errors import listed, one_line
 from mha_core.weights import Weights
@@ -254,7 +253,7 @@ class Session:
         # A dict of its own: what is taken out of it is not missed here.
         run = self.subject.prepare(layer.problem.config, dict(layer.weights.copies))
         if not callable(run):
-            raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return a function run(inputs) -> Trace")
+            raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return the function run(inputs)")
         return run
 
 
@@ -353,3 +352,8 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
     if reason is not None and not (isinstance(reason, str) and reason):
         raise SubjectFailed(f"supports returned {reason!r}; it must return None, or in words what is not possible")
     return None if reason is None else "".join((reason, ""))  # a str, and no subclass with methods of its own
+
+
+def can_be_asked_again(subject: Any) -> bool:
+    """Return whether a subject can answer again. If its attribute `recorded` is true it can't: it computes nothing."""
+    return not getattr(subject, "recorded", False)

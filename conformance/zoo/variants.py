@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,16 +123,8 @@ def same(a: object, b: object) -> bool:
     return bool(a.flat[first] != a.flat[first]) and np.array_equal(a, b, equal_nan=True)
 
 
-T = TypeVar("T")
-
 ROOM = 2**28
 """Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
-
-OFTEN, SMALL = 4, 2**20
-"""Runs with bugs from which others start: after how many of their kind they are kept, and of how many bytes."""
-
-OF_RUNS, OF_RESULTS, SHORT = 2**26, 2**26, 2**14
-"""Bytes that such runs, and results, may take together; most bytes of a step's array by which a result is known."""
 
 
 class Finished(NamedTuple):
@@ -143,30 +134,6 @@ class Finished(NamedTuple):
     arrays: dict[str, NDArray]
     steps: Mapping[str, Step]
     reads: Reads
-
-
-class _Latest(Generic[T]):
-    """What was kept last, by key, of as many bytes as there is room for."""
-
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._kept: OrderedDict[Hashable, tuple[T, int, object]] = OrderedDict()
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._kept
-
-    def get(self, key: Hashable) -> T | None:
-        if key not in self._kept:
-            return None
-        self._kept.move_to_end(key)
-        return self._kept[key][0]
-
-    def keep(self, key: Hashable, value: T, size: int, owner: object = None) -> None:
-        """Keep a value of so many bytes; and `owner` with it, whose id is part of the key."""
-        self._kept[key] = value, size, owner
-        self._room -= size
-        while self._room < 0:
-            self._room += self._kept.popitem(last=False)[1][1]
 
 
 class Variants:
@@ -182,9 +149,6 @@ class Variants:
         self.runs = 0
         self._right: dict[tuple[Problem, bool], Finished | None] = {}
         self._room = ROOM
-        self._shared: _Latest[Finished | None] = _Latest(OF_RUNS)
-        self._often: dict[tuple[Bug, ...], int] = {}
-        self._results: _Latest[dict[str, NDArray]] = _Latest(OF_RESULTS)
 
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Return every stage, and with `gradients` every gradient, by name.
@@ -208,60 +172,11 @@ class Variants:
                     sizes=problem.sizes,
                 )
                 return _arrays(state)
-            others, new = self._parted(bugs)
-            before = self._shared_run(problem, others, right, gradients) if others else None
-            return self._with(right, bugs, bugs) if before is None else self._with(before, bugs, new)
+            return _with(right, bugs).arrays
         except Contradiction:
             return {}  # not as where a bug can't be made: this is a case against them
         except DoesNotApply:
             return None
-
-    def _with(self, start: Finished, bugs: tuple[Bug, ...], new: tuple[Bug, ...]) -> dict[str, NDArray]:
-        """The arrays of the run with `bugs`, from one in which all of them are but `new`.
-
-        Most candidates change one step, and many give the same array there: what follows from that is computed once.
-        """
-        names = _changed(new, start)
-        steps = steps_with(bugs, names)
-        key = None
-        if len(names) == 1:
-            (name,) = names
-            with any_numbers:
-                result = steps[name](start.state.copy())
-            if same(result, start.state.arrays[name]):
-                return start.arrays
-            if isinstance(result, np.ndarray) and result.nbytes <= SHORT:
-                key = id(start), name, result.shape, result.dtype, result.tobytes()
-                if (known := self._results.get(key)) is not None:
-                    return known
-            steps = {name: lambda state: result}
-        found = _continued(start, steps).arrays
-        if key is not None:
-            self._results.keep(key, found, result.nbytes + sum(map(_bytes, _new(found, start.arrays))), start)
-        return found
-
-    def _parted(self, bugs: tuple[Bug, ...]) -> tuple[tuple[Bug, ...], tuple[Bug, ...]]:
-        """All bugs but one, and that one, such that others have been added to these the most; none if to none often."""
-        if len(bugs) < 2:
-            return (), bugs
-        parted = [((*bugs[:k], *bugs[k + 1 :]), bugs[k : k + 1]) for k in reversed(range(len(bugs)))]
-        for others, _ in parted:
-            self._often[others] = self._often.get(others, 0) + 1
-        found = max(parted, key=lambda one: self._often[one[0]])
-        return found if self._often[found[0]] > OFTEN else ((), bugs)
-
-    def _shared_run(self, problem: Problem, bugs: tuple[Bug, ...], right: Finished, gradients: bool) -> Finished | None:
-        """The run with bugs to which many others are added one at a time; None if it can't be, or is large."""
-        key = problem, gradients, bugs
-        if key not in self._shared:
-            try:
-                found = _continued(right, steps_with(bugs, _changed(bugs, right)))
-            except DoesNotApply:
-                self._shared.keep(key, None, 0)  # what is added may come before it
-                return None
-            size = sum(map(_bytes, _new(found.state.arrays, right.state.arrays)))
-            self._shared.keep(key, found if size <= SMALL else None, size if size <= SMALL else 0)
-        return self._shared.get(key)
 
     def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
         """Return the run with bugs and without gradients; None if the run without bugs does not fit in the cache.
@@ -269,7 +184,7 @@ class Variants:
         Raises DoesNotApply where the bugs can't be made.
         """
         right = self._right_run(problem, False)
-        return right and _continued(right, steps_with(bugs, _changed(bugs, right)))
+        return right and _with(right, bugs)
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Return name -> array of the run without bugs; None unless it is in the cache."""
@@ -289,25 +204,12 @@ class Variants:
         return self._right[key]
 
 
-def _changed(bugs: tuple[Bug, ...], start: Finished) -> set[str]:
-    """The steps of a run's pipeline that bugs change."""
-    return {name for bug in bugs for name in bug.steps if name in start.steps}
-
-
-def _continued(start: Finished, changed: Mapping[str, Step]) -> Finished:
-    """The run with some other steps; with the very arrays of `start` where they give what is there."""
+def _with(start: Finished, bugs: tuple[Bug, ...]) -> Finished:
+    """The run with bugs, from the one without; with the very arrays of `start` where they give what is there."""
+    changed = steps_with(bugs, {name for bug in bugs for name in bug.steps if name in start.steps})
     steps = {**start.steps, **changed}
     state, differs = rerun(start.state, steps, changed, reads=start.reads)
     return Finished(state, _arrays(state), steps, start.reads) if differs else start._replace(steps=steps)
-
-
-def _new(arrays: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Any]:
-    """The arrays that are others than before."""
-    return (array for name, array in arrays.items() if array is not before.get(name))
-
-
-def _bytes(array: Any) -> int:
-    return array.nbytes if isinstance(array, np.ndarray) else 0
 
 
 def _inputs(problem: Problem, gradients: bool) -> AttentionInputs:

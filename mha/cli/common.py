@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from conformance.subjects.surroundings import kept_surroundings
+from conformance.subjects.in_time import kept_surroundings
 
 if TYPE_CHECKING:
     from rich.console import Console

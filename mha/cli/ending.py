@@ -14,14 +14,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
 
-from conformance.subjects.in_time import idle_threads
-from conformance.subjects.surroundings import spare_streams
+from conformance.subjects.in_time import idle_threads, spare_streams
 from mha.cli.common import COULD_NOT_RUN, EQUAL
 
 TRACEBACK = "MHA_TRACEBACK"
@@ -32,10 +32,16 @@ class Command(click.Command):
     """A command that ends with exit status 2 and a message of one line at any refusal or unexpected error.
 
     Attributes:
-        examples: whole command lines, which are shown if an argument is missing.
+        examples: whole command lines, which end the help, and are shown if an argument is missing.
     """
 
     examples: tuple[str, ...] = ()
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, each in one row."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.examples))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments that are left, as click does; an error on an option without value names the command."""
@@ -81,7 +87,15 @@ FEW = 12
 
 
 class Program(Command, click.Group):
-    """A group of such commands (see `Command`)."""
+    """A group of such commands (see `Command`). `groups`: heading -> commands, in the order of the help."""
+
+    groups: Mapping[str, Sequence[click.Command]] = MappingProxyType({})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in their groups, each with the whole first sentence of its help."""
+        for group, commands in (self.groups or {"Commands": [*self.commands.values()]}).items():
+            with formatter.section(group):
+                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=1000)) for one in commands])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -196,6 +210,8 @@ NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid (?:integer|float)|in 
 
 def _usage(error: click.UsageError) -> str:
     """Return what is wrong with the words of a command line, and what may stand there."""
+    if isinstance(error, click.NoSuchOption):  # click's own cut-off takes --case for --force
+        error.possibilities = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
     context, text = error.ctx, error.format_message()
     command = None if context is None else context.command
     path = "mha COMMAND" if context is None else " ".join(["mha", *context.command_path.split()[1:]])
@@ -212,7 +228,7 @@ def _usage(error: click.UsageError) -> str:
         name = error.option_name.lstrip("-")
         text += f" Did you mean `{path} {name}`?" if name in command.commands else ""
     elif isinstance(error, click.NoSuchOption) and not error.possibilities and (others := _with_option(error)):
-        text += f" {others} has one; `{path} --help` lists what there is."
+        text += f" {others} {'have' if ',' in others else 'has'} one; `{path} --help` lists what there is."
     elif isinstance(command, click.Group) and (missing := NO_COMMAND.match(text)):
         name = missing["name"]
         alike = [one for one in command.commands if one[:1] == name[:1]]

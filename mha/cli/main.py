@@ -20,6 +20,7 @@ from mha.cli.porter.phrase import phrase
 from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
+from mha.cli.suite.atlas import atlas
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
@@ -69,7 +70,7 @@ ELSEWHERE = {
 
 
 GROUPS = {
-    "Check a layer": (check, invariants, diagnose, vectors, bugs, backends, deviations),
+    "Check a layer": (check, invariants, diagnose, vectors, atlas, bugs, backends, deviations),
     "Port a model": (convert, port, where, replay, audit, phrase),
     "Learn and look": (learn, view),
     "Housekeeping": (cache,),
@@ -79,6 +80,8 @@ GROUPS = {
 
 class Main(Program):
     """The program. A command or an option in GONE, NEVER or ELSEWHERE is answered with what to use instead."""
+
+    groups = GROUPS
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,12 +93,6 @@ class Main(Program):
             if word in NEVER or word in ELSEWHERE:
                 raise CouldNotRun(f"mha {word} is not there: {NEVER.get(word) or ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in GROUPS, each with the whole first sentence of its help."""
-        for group, commands in GROUPS.items():
-            with formatter.section(group):
-                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=1000)) for one in commands])
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})

@@ -30,7 +30,7 @@ from mha_core.capture import ReadCall
 from mha_core.config import PROJECTIONS
 from mha_core.dtypes import divisors, round_to
 from mha_core.layouts import config_of
-from mha_core.parts.angles import in_words, positions_in
+from mha_core.parts.rotary import in_words, positions_in
 from mha_core.weights import Weights, check_weights
 
 OTHER_SCALE = 0.5

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.deviations.known import load
 from conformance.subjects.in_time import TookTooLong, in_time
 from mha.invariance.allowance import Allowance, Apart, apart, measure
 from mha.invariance.caches import Cache, find_cache
-from mha.invariance.causality import find_flag, influence, is_causal, says_causal
 from mha.invariance.given import Given, literal
 from mha.invariance.inputs import find
-from mha.invariance.known import known_deviation
 from mha.invariance.live import Live, named_as
-from mha.invariance.masks import NAMES, find_masks
+from mha.invariance.masks import MOVED, NAMES, find_masks
 from mha.invariance.relations import decoding, hiding, implementations, returned, state
 from mha.invariance.relations.row import Known, Pair, Relation, check_same_shape, smallest
 from mha.invariance.report import Report, Result
@@ -106,18 +106,18 @@ def _look(
 ) -> tuple[Known, list[str], Allowances]:  # fmt: skip
     """What is found of a model before it is asked."""
     notes = []
-    if _training(live):
+    if live.framework == "torch" and live.hooks is not None and bool(live.asked.training):
         live.asked.eval()
         notes.append("it was in training: asked in eval()")
 
-    def look() -> tuple[Known, Allowances]:
+    def look() -> tuple[Known, Allowances, bool]:
         own, template = find(live, inputs)
         if own.framework == "keras":
             own = Live(own.model, own.make)  # the first call has built it
         if _is_random(own, template):
             unit = 2.0 * UNIT_ROUNDOFF[own.dtype]
             rough = Allowance(own.dtype, unit)
-            return Known(own, template, cache="", random=True), (rough, rough)
+            return Known(own, template, cache="", random=True), (rough, rough), False
         masks = tuple(find_masks(own.fresh(), template))
         does = is_causal(influence(own, template)) if causal is None else causal
         # What is said to be causal may be so by an argument alone.
@@ -127,16 +127,21 @@ def _look(
         says = causal is None and (says_causal(own) or (not flag and _has_cache(cache, own)))
         known = Known(own, template, masks, (does or says) and not flag, flag, cache, pad)
         allowance = measure(own, template, "float64")
-        return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template))
+        return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template)), does
 
     progress("looking at its call")
     try:
-        known, allowances = in_time(look, 5.0 * limit)
+        known, allowances, does = in_time(look, 5.0 * limit)
     except TookTooLong as error:
         raise SpecError(f"{named_as(live.model)} can't be asked: {error}") from error
     if known.random:
         return known, ["random"], allowances
-    notes.append("causal" if known.causal else f"causal by {known.flag}" if known.flag else "not causal")
+    how = (
+        "said to be causal"
+        if causal
+        else f"taken for causal by {'what it does' if does else 'its class, config or cache'}"
+    )
+    notes.append(how if known.causal else f"causal by {known.flag}" if known.flag else "not causal")
     notes += [f"mask: {one.name} ({one.form})" for one in known.masks]
     if isinstance(known.cache, Cache):
         notes.append(f"cache: {known.cache.said}")
@@ -166,10 +171,6 @@ def _has_cache(cache: Cache | str, live: Live) -> bool:
         and live.config is None
         and not any(one in live.signature for one in ("mask", "attn_mask", "allowed", "causal", "is_causal"))
     )
-
-
-def _training(live: Live) -> bool:
-    return live.framework == "torch" and live.hooks is not None and bool(live.asked.training)
 
 
 def _asked(relation: Relation, known: Known, allowances: Allowances, named: str | None, limit: float) -> Result:
@@ -246,18 +247,12 @@ def _measure(
     own_step = isinstance(known.cache, Cache) and callable(known.cache.step)
     live = known.live if own_step and relation.group == "decoding" else known.live.fresh()
     known = replace(known, live=known.live)
-    with _quietly(), live.running(allowance.dtype) as run:
+    with np.errstate(all="ignore"), live.running(allowance.dtype) as run:
         trial = Trial(live, run, known.template, size, allowance.dtype, kept)
         pair = relation.ask(trial, known)
     check_same_shape(pair)
     found = apart(*pair.numbers(known.template.axes), allowance)
     return found, _code(live, trial, pair, known, named)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def _code(live: Live, trial: Trial, pair: Pair, known: Known, named: str | None) -> str:
@@ -274,3 +269,102 @@ def _code(live: Live, trial: Trial, pair: Pair, known: Known, named: str | None)
     if factory != "make" and any(" = make()" in line for line in trial.lines):
         steps.append(f"make = {factory}")
     return "\n".join([*live.header(trial.dtype, named), *steps, *made, *trial.lines, f"print({off}.max())"])
+
+
+KNOWN = {
+    "implementation-fast-padded": ("torch.nn", "torch-encoder-fast-path-zeros-padding"),
+    "implementation-eager-padded": ("transformers", "transformers-eager-empty-row"),
+    "decoding-full": ("flax.nnx", "nnx-mha-full-cache-overwrites"),
+}
+"""Relation -> the package whose classes break it so, and the id of the deviation."""
+
+
+def known_deviation(relation: Relation, known: Known) -> str | None:
+    """Return the id of a known deviation of this model's package that breaks a relation; None if none does."""
+    package, id = KNOWN.get(relation.id, ("", ""))
+    own = f"{type(known.live.asked).__module__}."
+    if not id or not own.startswith(f"{package}."):
+        return None
+    entry = next(one for one in load().entries if one.id == id)
+    return None if entry.why_not_here() else id
+
+
+# Whether a model is causal: what it says, and what later tokens do to earlier outputs.
+
+
+FLAGS = ("is_causal", "causal", "use_causal_mask")
+"""Arguments that make a call causal."""
+
+LONGEST = 6
+"""Positions of the call that is asked."""
+
+
+def says_causal(live: Live) -> bool:
+    """Return whether the config, the class or an attribute says that the model is causal."""
+    config, model = live.config, live.asked
+    if config is not None:
+        known = getattr(config, "is_decoder", False) and not getattr(config, "is_encoder_decoder", False)
+        return bool(known) or type(model).__name__.endswith("ForCausalLM")
+    own = [getattr(model, name, None) for name in ("causal", "is_causal")]
+    return any(one is True for one in own)
+
+
+def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
+    """Return (L, L): how much the output at i changes if the input at j does, relative to the largest output."""
+    whole = template.whole
+    size = Size(min(2, whole.batch), min(LONGEST, whole.length))
+    try:
+        return _influence(live, template, more, size)
+    except CantBeAsked:  # an input that can't be cut
+        return _influence(live, template, more, whole)
+
+
+def _influence(live: Live, template: Template, more: dict[str, Any] | None, size: Size) -> NDArray:
+    found = np.zeros((size.length, size.length))
+    own = live.fresh()
+    with own.running(live.dtype) as run:
+        trial = Trial(own, run, template, size, live.dtype)
+        x = trial.x()
+        plain = _by_position(trial.call(x, more).out.array, template)
+        largest = float(np.abs(plain[np.isfinite(plain)]).max(initial=1e-30))
+        for at in range(size.length):
+            moved = _by_position(trial.call(trial.other(x, at, at + 1), more).out.array, template)
+            with np.errstate(all="ignore"):
+                off = np.nan_to_num(np.abs(moved - plain), nan=0.0).reshape(size.length, -1).max(1)
+            found[:, at] = off / largest
+    return found
+
+
+def _by_position(array: NDArray, template: Template) -> NDArray:
+    return np.moveaxis(array, template.axes[1], 0)
+
+
+def is_causal(found: NDArray) -> bool:
+    """Return whether a model is meant to be causal: most outputs change with earlier tokens, few with later ones.
+
+    >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
+    (True, False)
+    >>> leak = np.tri(4); leak[0, 3] = 1.0
+    >>> is_causal(leak)
+    True
+    """
+    moved = found > MOVED
+    before = np.triu(np.ones_like(moved), 1)
+    if not moved[before].any():
+        return True
+    return bool(moved[before].mean() < 0.5 and moved[before.T].mean() > moved[before].mean() + 0.3)
+
+
+def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
+    """Return the name of the argument that makes a call causal, and of one that should but does not; None: none."""
+    idle = None
+    for name in FLAGS:
+        if name in live.signature and name not in template.fixed:
+            try:
+                found = influence(live, template, {name: True})
+            except (Exception, SystemExit):  # it wants a mask beside it, say
+                continue
+            if is_causal(found):
+                return name, None
+            idle = name
+    return None, idle

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import cache
 
-from mha.learn.exercise import NUMPY, Exercise
+from mha.learn.exercise import Exercise
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks import backwards, catch, classes, experiments, layer, translate, turning, write
 from mha.learn.tracks.course import COURSE, LESSONS, row_of
@@ -87,6 +87,3 @@ def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercis
     """
     wanted = [one for one in exercises if one.track in only or (COURSE in only and one.name in OF_LESSONS)]
     return sorted(wanted, key=in_order)
-
-
-__all__ = ["NUMPY", "OF_LESSONS", "TRACKS", "all_exercises", "chosen", "exercise", "in_order"]

@@ -189,6 +189,3 @@ def of_dtype(array: NDArray, wanted: NDArray) -> str:
     elif array.dtype.kind == "f":
         why = f": a step of yours makes {array.dtype} of it"
     return f"is {array.dtype}; it must be {wanted.dtype}{why}"
-
-
-__all__ = ["of_dtype", "of_error", "of_order", "of_shape"]

@@ -22,7 +22,7 @@ from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, StepExerc
 from mha.learn.exercises import exercise as exercise_of
 from mha.learn.handout.folder import heading
 from mha.learn.handout.sources import answer
-from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, formed, judge, run_on, verdict_of
+from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, formed, judge, run_on
 from mha.learn.moving import does_not_depend, fills, unmoved
 from mha.learn.names import Answer, explained, other_shape, sentences
 from mha.learn.running.catching import Chosen, chosen, never_asked
@@ -280,6 +280,3 @@ def _case_that_shows(exercise: CatchExercise) -> str:
     case = select((exercise.shown_by,))[0]
     shows = f"The case {case.id} shows it: {described(case.build())}. It catches {case.catches}."
     return f"{_of_bug(bug, exercise)}\n  {shows}"
-
-
-__all__ = ["DEEPEST", "hint", "of_answers", "solved", "told", "verdict_of"]

@@ -27,7 +27,7 @@ from mha.recipes.live_probe import check_site
 from mha.rotary import TURNS
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import one_line, shown
-from mha_core.parts.angles import FURTHEST, in_words, positions_in
+from mha_core.parts.rotary import FURTHEST, in_words, positions_in
 from mha_core.weights import Weights
 
 BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
@@ -79,7 +79,8 @@ def read_config(said: Mapping[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(said["model_type"], **given)
     except Exception as error:  # whatever a class raises on such values
-        raise SpecError(f"transformers can't read the config: {one_line(error)}") from error
+        why = one_line(error).partition(" Should contain ")[0]  # which lists hundreds of names
+        raise SpecError(f"transformers can't read the config: {why}") from error
     for name in given.get("architectures") or ():
         if getattr(getattr(transformers, str(name), None), "config_class", None) is not type(config):
             raise SpecError(f"architectures names {shown(name)}, which is no class of {type(config).__name__}")

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from conformance.deviations.entry import Deviation
-from mha.phrases.measure import recorded, verdict, verdict_of
 from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, STATEMENTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
 from mha_core.errors import SpecError
+
+MEASURED = Path(__file__).with_name("measured.json")
+"""What came out when the code ran: `python -m tests.mha.phrases.measure` writes it."""
+
+AS_CALLED = ("made", "numbers")
+"""Concepts of which a plain call says what there is to say."""
 
 ARRAYS = (
     "queries (B, Lq, E), keys and values (B, Lk, E); valid (B, Lk) and allowed (Lq, Lk) are True where a query may "
     "attend; added (Lq, Lk) are numbers; E = H * d."
 )
 """What the variables of all code are."""
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """Return the content of measured.json: the last measured errors."""
+    found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
+    return found
+
+
+def verdict(found: Mapping[str, Sequence[float]]) -> str:
+    """Return in words, for each dtype, how near a layer's results are to the definition's.
+
+    >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
+    'equal in float32, off by 2e-08 in float64'
+    """
+    equal = [dtype for dtype, (ratio, _) in found.items() if ratio <= 1]
+    parts = [f"equal in {' and '.join(equal)}"] if equal else []
+    return ", ".join(parts + [f"off by {found[dtype][1]:.0e} in {dtype}" for dtype in found if dtype not in equal])
+
+
+def verdict_of(native: Native, concept: str) -> str:
+    """Return `verdict` for a framework's layer and one concept; "" if that was not measured."""
+    found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
+    return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:

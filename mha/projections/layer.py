@@ -124,7 +124,7 @@ class ProjectedLayer:
             there = ", ".join(repr(own) for own, _ in hooks.modules_in(layer) if own in inside) or "none"
             raise SpecError(f"{self.kind} at {name or 'the top'} has no projection {unknown[0]!r} (it has: {there})")
         self.parts = {own: Part(self, own, inside[own]) for own in said.names}
-        self.num_heads = said.num_heads or heads_of(layer)
+        self.num_heads = said.num_heads or heads_of(layer, *around(hooks.modules_in(layer), said.query))
         self.settled: _Reading | None = None
         self.taken: _Reading | None = None
         self.doubt = ""
@@ -171,7 +171,7 @@ class ProjectedLayer:
         words = refused if closest is None else near[closest][1]
         scale = self._other_scale(near[closest][2]) if closest is not None and not found else ""
         if not found and self.sure and closest is not None:
-            self.doubt = f"it differs from its own weights: {words}{scale}"
+            self.doubt = f"it differs from its own weights: {scale}{words}"
             self._look_beyond(output, calls[self.said.output][0][1])
             call = near[closest][2]
             assumed = "" if scale else self._assumed(closest, call, arguments)
@@ -180,7 +180,7 @@ class ProjectedLayer:
             return call._replace(assumed=assumed)
         if not found:
             self.differs = closest is not None
-            raise SpecError(f"it does not compute the definition from these projections: {words}{scale}")
+            raise SpecError(f"it does not compute the definition from these projections: {scale}{words}")
         if len(found) > 1:
             said = " and ".join(_words(reading, call) for reading, call in found[:2])
             raise SpecError(f"its call fits more than one reading ({said}); say which, or record a longer call")
@@ -196,13 +196,13 @@ class ProjectedLayer:
         return same or min(near, key=lambda one: near[one][0], default=None)
 
     def _other_scale(self, call: ReadCall) -> str:
-        """Return which other scale of the scores gives a call, as the end of a message; "" if none that is tried."""
+        """Return which other scale of the scores gives a call, as words that end in "; "; "" for none."""
         width, whole = call.config.head_dim, call.inputs.queries.shape[-1]
         scales = {"not scaled": 1.0, f"divided by {width}": 1.0 / width, f"divided by sqrt({whole})": whole**-0.5}
         for words, scale in scales.items() if self.said.scale is None else ():
             if self.judge(self.name, call._replace(config=replace(call.config, scale=scale))) is None:
-                what = f"they are {words}, where sqrt({width}) is due. If that is meant, say scale={scale:.6g}"
-                return f". Its scores alone differ: {what}"
+                what = f"they are {words}, where sqrt({width}) is due (if that is meant, say scale={scale:.6g})"
+                return f"its scores alone differ: {what}; "
         return ""
 
     def _assumed(self, reading: _Reading, call: ReadCall, arguments: Mapping[str, Any]) -> str:
@@ -335,10 +335,15 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from (one for one in named if often[one[0]] == 1)
 
 
-def heads_of(layer: Any) -> int:
-    """Return the number of heads, read from an attribute of the layer. SpecError if it has no such attribute."""
-    for name in COUNTS:
-        value = getattr(layer, name, None)
+def around(inside: Iterable[tuple[str, Any]], name: str) -> Iterator[Any]:
+    """Yield the modules, of those inside a layer, that hold the one of this name, from outside inwards."""
+    yield from (module for own, module in inside if own and name.startswith(f"{own}."))
+
+
+def heads_of(layer: Any, *parts: Any) -> int:
+    """Return the number of heads, an attribute of the layer or of one of these parts. SpecError if none has it."""
+    for one, name in product((layer, *parts), COUNTS):
+        value = getattr(one, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     raise SpecError(f"{kind_of(layer)} has no attribute with its number of heads; say num_heads")

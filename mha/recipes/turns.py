@@ -40,7 +40,7 @@ class Turn:
     def settings(self, core: Any, head_dim: int) -> Rotary:
         """Return the rotary settings of a module; base and rule of frequencies only if its config has a known form.
 
-        The model may make other tables for a call: `mha_core.parts.angles` compares them with these settings.
+        The model may make other tables for a call: `mha_core.parts.rotary` compares them with these settings.
         """
         layout = Rotary(self._width(core, head_dim), self.interleaved)
         own = {**_parameters(core)}

@@ -27,18 +27,17 @@ from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.projections.said import causal_otherwise, read_otherwise
-from mha.recordings.function_bugs import bugs_of_functions
+from mha.recordings.function_bugs import bugs_of_functions, bugs_of_lowest, bugs_of_seam
 from mha.recordings.meant import Meant, meant_by
 from mha.recordings.origins import DIAGNOSED, WeightIndex, what_it_is
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import NAMED, RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording, selected
-from mha.recordings.seam_bugs import bugs_of_lowest, bugs_of_seam
 from mha_core import Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.masks import padding_keys
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed
-from mha_core.parts.angles import base_in, in_words, positions_in
+from mha_core.parts.rotary import base_in, in_words, positions_in
 from mha_core.reference.forward import PROJECTED
 
 

@@ -6,26 +6,26 @@ which these and padding stand: here they are read off that array, `allowed`. A w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.rows import Steps, Table
 from mha.recordings.recording import Recording
-from mha.recordings.seam_bugs import has_sinks
-from mha_core import AttentionConfig
+from mha_core import AttentionConfig, AttentionInputs
 from mha_core.dtypes import round_to
 from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
-from mha_core.reference.state import State
+from mha_core.reference.state import State, Step
 
 Change = Callable[[NDArray, int, NDArray], NDArray]
 """(allowed (B, H, Lq, Lk) without sinks, length of the past, offsets of keys from a query's own) -> other allowed."""
 
 
-def _allowed_by(change: Change) -> Callable[[State], NDArray]:
+def _allowed_by(change: Change) -> Steps:
     """The step that changes which keys are allowed; sinks stay."""
 
     def step(state: State) -> NDArray:
@@ -39,7 +39,7 @@ def _allowed_by(change: Change) -> Callable[[State], NDArray]:
         found[..., :keys] = change(right[..., :keys], own, offsets)
         return found
 
-    return step
+    return {"allowed": step}
 
 
 def _of_item(order: str) -> Change:
@@ -95,10 +95,6 @@ def _narrower(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
     return _but_the_only(allowed, np.broadcast_to(offsets == _window(allowed, offsets), allowed.shape))
 
 
-def _mask_bug(name: str, sentence: str, fix: str, change: Change) -> Bug:
-    return Bug(name, sentence, "weights", fix, forward={"allowed": _allowed_by(change)})
-
-
 def _uncapped(state: State) -> float:
     if state.config.softcap is None or state.inputs.mask.allowed is None:
         raise DoesNotApply("without a softcap and a mask")
@@ -115,47 +111,41 @@ def _all_allowed(state: State) -> NDArray:
     return np.ones_like(forward.allowed(state))
 
 
-OWN_ITEM = "Give each batch item the mask of its own."
+_of_items = Table("weights", "Give each batch item the mask of its own.")
+_window_of = Table("weights", "A window of w keys holds a query's own and the w - 1 before it.")
+_row = Table("weights", "Let query i see keys 0 to i, its own too.")
+
 MASK_BUGS = (
-    _mask_bug("mask-of-next-item", "Each batch item has the mask of the next batch item.", OWN_ITEM, _of_item("next")),
-    _mask_bug("mask-of-last-item", "Each batch item has the mask of the one before.", OWN_ITEM, _of_item("last")),
-    _mask_bug("mask-of-items-reversed", "Batch items have masks in reversed order.", OWN_ITEM, _of_item("reversed")),
-    _mask_bug(
-        "whole-mask-without-diagonal",
-        "A causal query does not see its own place.",
-        "Let query i see keys 0 to i, its own too.",
-        _without_own,
+    _of_items(
+        "mask-of-next-item", "Each batch item has the mask of the next batch item.", _allowed_by(_of_item("next"))
     ),
-    _mask_bug(
+    _of_items("mask-of-last-item", "Each batch item has the mask of the one before.", _allowed_by(_of_item("last"))),
+    _of_items("mask-of-items-reversed", "Batch items have masks in reversed order.", _allowed_by(_of_item("reversed"))),
+    _row("whole-mask-without-diagonal", "A causal query does not see its own place.", _allowed_by(_without_own)),
+    _row(
         "whole-mask-one-ahead",
         "A causal query has the mask of the next one: it sees one place ahead.",
-        "Let query i see keys 0 to i alone.",
-        _one_ahead,
+        _allowed_by(_one_ahead),
+        fix="Let query i see keys 0 to i alone.",
     ),
-    _mask_bug(
+    _row(
         "newest-key-unseen",
         "A query that has a past in a cache does not see the newest key, its own.",
-        "Let the query of a decoding step see all keys, the newest too.",
-        _without_newest,
+        _allowed_by(_without_newest),
+        fix="Let the query of a decoding step see all keys, the newest too.",
     ),
-    _mask_bug(
-        "whole-mask-window-wider",
-        "The window reaches one place too far back.",
-        "A window of w keys holds a query's own and the w - 1 before it.",
-        _wider,
-    ),
-    _mask_bug(
+    _window_of("whole-mask-window-wider", "The window reaches one place too far back.", _allowed_by(_wider)),
+    _window_of(
         "whole-mask-window-narrower",
         "The window reaches one place less far back than it should.",
-        "A window of w keys holds a query's own and the w - 1 before it.",
-        _narrower,
+        _allowed_by(_narrower),
     ),
-    Bug(
+    _row(
         "softcap-after-mask",
         "The softcap bounds the mask too: excluded keys have a score of -softcap, and weights.",
-        "scores",
-        "Cap the scores first, and add the mask to what is capped.",
-        forward={"allowed": _all_allowed, "scores": _mask_capped},
+        {"allowed": _all_allowed, "scores": _mask_capped},
+        stage="scores",
+        fix="Cap the scores first, and add the mask to what is capped.",
     ),
 )
 """Bugs of masks that are handed over whole."""
@@ -257,3 +247,115 @@ def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
     """Return the bugs of attention functions that may be in a recording."""
     masks = any(call.inputs.mask.allowed is not None for call in recording.calls)
     return (*(MASK_BUGS if masks else ()), SOFTMAX_BUG, *_scale_bugs(recording))
+
+
+# Sinks, and rows of lowest numbers -----------------------------------------------------------------------
+
+
+def has_sinks(inputs: AttentionInputs) -> bool:
+    """Return whether the last key represents attention sinks (`mha_core.seam`): key and value are 0, its bias not."""
+    bias = inputs.mask.bias
+    if bias is None or not inputs.keys.shape[-2]:
+        return False
+    return not inputs.keys[..., -1, :].any() and not inputs.values[..., -1, :].any() and bool(np.any(bias[..., -1]))
+
+
+def _without_sinks(state: State) -> NDArray:
+    _check_sinks(state)
+    allowed = np.array(forward.allowed(state))
+    allowed[..., -1] = False
+    return allowed
+
+
+def _sinks(change: Callable[[State, NDArray], NDArray]) -> Mapping[str, Step]:
+    """The scores with `change(state, sinks (B, H, Lq))` in place of the sinks."""
+
+    def scores(state: State) -> NDArray:
+        _check_sinks(state)
+        found = np.array(forward.scores(state))
+        found[..., -1] = change(state, found[..., -1])
+        return found
+
+    return {"scores": scores}
+
+
+def _capped(state: State, sinks: NDArray) -> NDArray:
+    cap = state.config.softcap
+    if cap is None:
+        raise DoesNotApply("without a softcap")
+    return cap * np.tanh(sinks / cap)
+
+
+def _check_sinks(state: State) -> None:
+    if not has_sinks(state.inputs):
+        raise DoesNotApply("without sinks")
+
+
+_sink = Table("scores", "Give each head its own sink.")
+
+SEAM_BUGS = (
+    _sink(
+        "sinks-dropped",
+        "The sinks are left out of the softmax's denominator.",
+        {"allowed": _without_sinks},
+        stage="weights",
+        fix="Add exp(sink - maximum) of each head to the sum of exponentials.",
+    ),
+    _sink("sinks-first", "The sink of the first head counts for all heads.", _sinks(lambda s, own: own[:, :1])),
+    _sink("sinks-reversed", "Sinks are read in reverse.", _sinks(lambda s, own: own[:, ::-1])),
+    _sink("sinks-next", "Each head has the sink of the next head.", _sinks(lambda s, own: np.roll(own, -1, axis=1))),
+    _sink("sinks-last", "Each head has the sink of the head before.", _sinks(lambda s, own: np.roll(own, 1, axis=1))),
+    _sink(
+        "sinks-capped",
+        "The softcap bounds the sinks too.",
+        _sinks(_capped),
+        fix="Cap the scores of keys alone; a sink stands as it is.",
+    ),
+    _sink(
+        "sinks-scaled",
+        "The sinks are multiplied by the scale of the scores.",
+        _sinks(lambda s, own: own * s.config.softmax_scale),
+        fix="A sink stands as it is: scale queries @ keys^T alone.",
+    ),
+)
+"""The bugs of sinks."""
+
+
+SWALLOWING = -65504.0
+"""The lowest number of float16: a bias as low as this stands for an exclusion in every dtype."""
+
+
+def _rows_swallowed(inputs: AttentionInputs, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, 1): rows in which every key that counts has the lowest number."""
+    bias = 0.0 if inputs.mask.bias is None else inputs.mask.bias
+    low = np.broadcast_to(np.asarray(bias) <= SWALLOWING, allowed.shape)
+    found: NDArray[np.bool_] = (low | ~allowed).all(axis=-1, keepdims=True) & allowed.any(axis=-1, keepdims=True)
+    return found
+
+
+def _lowest_is_nan(state: State) -> NDArray:
+    swallowed = _rows_swallowed(state.inputs, state["allowed"])
+    if not swallowed.any():
+        raise DoesNotApply("without a row of lowest numbers alone")
+    return np.where(swallowed, np.nan, forward.weights(state))
+
+
+LOWEST_BUG = Bug(
+    "lowest-row-nan",
+    "A row without an allowed key is NaN: the lowest number, which it has at each key, is read as -inf.",
+    "weights",
+    "Add the lowest number as it is, or give such a row weights of 0: ask the mask for it.",
+    forward={"weights": _lowest_is_nan},
+)
+"""A bug of rows in which a mask excludes every key by a number."""
+
+
+def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
+    """Return the bugs of calls with sinks, which the zoo does not have; () if no call of a recording has sinks."""
+    return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
+
+
+def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
+    """Return the bugs that show in rows whose bias is the dtype's lowest number; () if there are no such rows."""
+    biases = [call.inputs.mask.bias for call in recording.calls]
+    return (LOWEST_BUG,) if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

@@ -85,8 +85,8 @@ def meant_by(
         sizes = "the sizes that were recorded" if known else "a layout that is known (mha convert --layouts)"
         made = f"`mha convert {shown(path)} --all --moved --num-heads H --to canonical --out FILE` makes of it"
         raise SpecError(
-            f"{path} holds no config of a layer, and no layer of {sizes}: give a recording of the original"
-            + f", or what {made}" * known
+            f"{path} holds no config of a layer, and no layer of {sizes}{meant.doubt and f' ({meant.doubt})'}: give a "
+            "recording of the original" + f", or what {made}" * known
         ) from None
     _check_heads(path, num_heads, (layer.config for layer in recording.layers))
     return check_reproduced(recording, path)
@@ -117,17 +117,19 @@ def _of_weights(
         said = beside(layer.prefix) or num_heads
         heads = said or config.num_heads
         groups = config.num_kv_heads if heads == config.num_heads else None
-        read = dict[str, tuple[AttentionConfig, Weights]]()
+        read, why = dict[str, tuple[AttentionConfig, Weights]](), ""
         for layout, *_ in readings(layer):
             known = (None, None) if layout.carries_heads else (heads, groups)
-            with suppress(SpecError):  # a layer of other sizes
+            try:
                 own, weights, _ = read_layer(
                     checkpoint, layout, layer.prefix, num_heads=known[0], num_kv_heads=known[1]
                 )
                 sized = replace(config, **{name: getattr(own, name) for name in BY_HEADS})
                 read[layout.name] = sized, check_weights(sized, weights)
+            except SpecError as error:  # a layer of other sizes
+                why = why or str(error)
         if not read:
-            return Meant({})
+            return Meant({}, why)
         alike = {name: _alike(weights, held.get(layer.prefix, recorded.layers)) for name, (_, weights) in read.items()}
         best = [name for name in read if alike[name] == max(alike.values())]
         if len(best) > 1:

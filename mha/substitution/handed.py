@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,17 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha.recordings.at_seam import intercepted, prove
+from mha.recordings.capture import capture
+from mha.recordings.function_bugs import has_sinks
 from mha.recordings.hooks import hooks_of
 from mha.recordings.modules.diagnosed import DIFFERS, FOLLOWS
+from mha.recordings.modules.recording import ModuleCall
 from mha.recordings.recording import HANDED_KEY, METADATA_KEY, Recording
-from mha.recordings.seam_bugs import has_sinks
 from mha.substitution.allowance import FACTOR
+from mha.substitution.masks import allowed_in
 from mha.substitution.original import Original, OriginalCall
+from mha.substitution.recorded.walk import recordings_apart
+from mha.substitution.reports.report import WhereReport
 from mha.substitution.substitute import Substitution
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.call.masks import allowed_keys
@@ -28,14 +35,38 @@ from mha_core.seam import Handover
 SWALLOWING = 1e30
 """A bias that large stands for an exclusion: with it every score of its row is lost."""
 
+MOST = 4
+"""Most differences of a layer that are said."""
+
 Given = tuple[AttentionConfig, AttentionInputs]
 """What one call of an attention function is handed, in terms of the definition."""
 
 
-def handed_over(own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any) -> str:
-    """Return a sentence that compares the inputs of a module's attention function with the original's.
+@dataclass(frozen=True)
+class Handing:
+    """A comparison of what a module hands to its attention function with what the original's hands over.
 
-    It is "" if one of the two modules calls no attention function that can be read, or if they call it a different
+    Attributes:
+        text: the comparison in a sentence.
+        first: the first difference, in words; "" for none.
+        apart: names of what differs: "queries", "keys", "values", "scale", "sinks", "bias", "mask".
+        allowed: for each call, bool (B, H, Lq, Lk), True at the keys that the port's queries attend to.
+        due: the same of the original.
+    """
+
+    text: str
+    first: str
+    apart: tuple[str, ...]
+    allowed: tuple[NDArray[np.bool_], ...]
+    due: tuple[NDArray[np.bool_], ...]
+
+
+def handed_over(
+    own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any
+) -> Handing | None:
+    """Return a comparison of the inputs of a module's attention function with the original's.
+
+    It is None if one of the two modules calls no attention function that can be read, or if they call it a different
     number of times.
 
     Args:
@@ -52,21 +83,23 @@ def handed_over(own: Original, ready: Sequence[Substitution], recording: Recordi
             for dtype in ("float64", recording.layers[min(layers)].dtype)
         )
     except (SpecError, ValueError):
-        return ""
+        return None
     if not len(theirs) == len(exact) == len(narrow):
-        return ""
+        return None
     unit = UNIT_ROUNDOFF[recording.layers[min(layers)].dtype]
     found = [
         difference
         for port, one, other in zip(theirs, exact, narrow, strict=True)
         for difference in _differences(port, one, other, unit)
     ]
-    if not found:
-        return "What it hands to its attention function is what the original hands over."
-    names = list(dict.fromkeys(what for what, _ in found))
+    names = tuple(dict.fromkeys(what for what, _ in found))
     same = [what for what in ("queries", "keys", "values", "mask") if what not in names]
     rest = f" {listed(same, 4).capitalize()} are the original's." if same else ""
-    return f"What it hands to its attention function is not what the original hands over: {found[0][1]}.{rest}"
+    text = "What it hands to its attention function is what the original hands over."
+    if found:
+        text = f"What it hands to its attention function is not what the original hands over: {found[0][1]}.{rest}"
+    first = found[0][1] if found else ""
+    return Handing(text, first, names, tuple(map(_allowed, theirs)), tuple(map(_allowed, exact)))
 
 
 def _handed(own: Original, model: Any, ready: Substitution, dtype: str) -> list[Given]:
@@ -158,8 +191,8 @@ def _number(value: float | None) -> str:
 
 def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
-) -> dict[str, str]:
-    """Return name of a wrong module -> a sentence on the inputs of the attention function that it calls."""
+) -> dict[str, Handing]:
+    """Return name of a wrong module -> what it hands to the attention function that it calls, beside the original's."""
     recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
     said = {
@@ -167,18 +200,19 @@ def of_wrong(
         for name, substitutions in ready.items()
         if recording is not None and name in at_seam
     }
-    return {name: sentence for name, sentence in said.items() if sentence}
+    return {name: handing for name, handing in said.items() if handing is not None}
 
 
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
-) -> dict[str, str]:
-    """Return name of a wrong module -> a sentence that says whether it is wrong before or in its attention function.
+) -> dict[str, Handing]:
+    """Return name of a wrong module -> whether it is wrong before or in its attention function, in the text.
 
     Its keys are the modules that were recorded twice: with their projections, and at the attention function inside.
+    Where the function differs, `apart` begins with "function".
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
-    found: dict[str, str] = {}
+    found: dict[str, Handing] = {}
     for name in ready if recording is not None else ():
         assert recording is not None
         judgements = [
@@ -186,13 +220,96 @@ def sides_of_wrong(
             for position, problem in enumerate(recording.problems)
             if recording.layer_of(position).name == name
         ]
-        before = handed_over(own, ready[name], recording, name, model) if judgements else ""
+        before = handed_over(own, ready[name], recording, name, model) if judgements else None
         differs = next((one.mismatches[0].message for one in judgements if not one.equal), "")
         if differs:
-            found[name] = f"{DIFFERS}: {differs}.{before and chr(10)}{before}"
-        elif before:
-            found[name] = f"{FOLLOWS} {before}"
+            handing = before or Handing("", "", (), (), ())
+            text = f"{DIFFERS}: {differs}.{handing.text and chr(10)}{handing.text}"
+            found[name] = replace(handing, text=text, apart=("function", *handing.apart))
+        elif before is not None:
+            found[name] = replace(before, text=f"{FOLLOWS} {before.text}")
     return found
+
+
+def _maker(one: Substitution, allowed: NDArray[np.bool_]) -> tuple[str, ...] | None:
+    """The modules around a call's module that are given the mask it uses, and last the one around them, which is not.
+
+    It is None if the module is not given it, or if the model itself is.
+    """
+    names, calls = [], one.recording.calls
+    call: ModuleCall | None = one.recorded
+    while call is not None and any(_is_this(one.recording.array(at), allowed) for at in call.given):
+        call = None if call.within is None else calls[call.within]
+        names += [] if call is None else [one.recording.modules[call.module].name]
+    return tuple(names) if names and call is not None else None
+
+
+def _is_this(array: NDArray, allowed: NDArray[np.bool_]) -> bool:
+    """Whether an array is a mask of these allowed keys; True in it may allow a key, or exclude it."""
+    read = allowed_in(array) if array.ndim > 1 and array.shape[-2:] == allowed.shape[-2:] else None
+    try:
+        return read is not None and any((np.broadcast_to(one, allowed.shape) == allowed).all() for one in (read, ~read))
+    except ValueError:
+        return False
+
+
+def with_makers_of_masks(
+    report: WhereReport, ready: Mapping[str, Sequence[Substitution]], handed: Mapping[str, Handing]
+) -> WhereReport:
+    """Return the report in which a module that uses the mask it is given is not wrong: the maker of the mask is.
+
+    It is for modules of which only the mask differs from what the original hands over, as where the original's module
+    makes its causal mask itself. The maker is the nearest module around that is not given this mask; there is none
+    where the model itself is given it.
+    """
+    results = {one.name: one for one in report.results}
+    for name, handing in handed.items():
+        makers = set(map(_maker, ready[name], handing.allowed)) if handing.apart == ("mask",) else set()
+        found = makers.pop() if len(makers) == 1 and len(handing.allowed) == len(ready[name]) else None
+        if found is None:
+            continue
+        *inside, maker = found
+        given = [name, *inside]
+        for inner in given:
+            results[inner] = replace(results[inner], status="caused upstream", own_lines=False)
+        if results[maker].status == "wrong":
+            continue
+        different = sum(int((one != due).sum()) for one, due in zip(handing.allowed, handing.due, strict=True))
+        note = f"in {name}, which uses it as it is: {handing.first}; the original makes its own there"
+        results[maker] = replace(
+            results[maker],
+            status="wrong",
+            own_lines=True,
+            place=f"the mask that it gives to {given[-1]}",
+            index=(),
+            got=float(different),
+            expected=0.0,
+            ratio=np.inf,
+            notes=(*results[maker].notes, note),
+        )
+    return replace(report, results=tuple(results[one.name] for one in report.results))
+
+
+def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
+    """Return a sentence on what a module's attention layer holds, or masks, otherwise than the original's; "" for none.
+
+    Args:
+        own: the original with its calls; `model` is the original model itself.
+        ready: each call of the module, with the original's call, which runs on what the port's was given.
+        port: the calls of the one attention layer in the module.
+    """
+    try:
+        with warnings.catch_warnings(), capture(model, probe=False) as seen:
+            warnings.simplefilter("ignore")
+            for one in ready:
+                own.run(one.call, [one.given], port.layer_of(0).dtype)
+        if not len(seen.layers) == len({call.layer for call in port.calls}) == 1 or len(seen.calls) != len(port.calls):
+            return ""
+        found = recordings_apart(seen.recording, port, unseen=False).results
+    except SpecError:
+        return ""
+    told = [each.message for one in found for each in one.causes if each.part in ("config", "weights", "mask")]
+    return f"{listed(list(dict.fromkeys(told)), MOST)}." if told else ""
 
 
 def _recorded(path: str | os.PathLike[str], key: str) -> Recording | None:

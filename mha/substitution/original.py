@@ -144,10 +144,11 @@ class Original:
                 reason += f". It was given {', '.join(f'{name} {tuple(np.shape(x))}' for name, x in kwargs.items())}"
             elif kwargs:
                 taken = _taken_by(model) or [*kwargs]
-                each = ", ".join(f"{name}=..." for name in taken)
+                needed = _asked_by(model) or taken[:1]
+                each = ", ".join([*(f"{name}=..." for name in needed), *["..."] * (len(taken) > len(needed))])
                 reason += (
-                    f". It was given {listed(list(kwargs), 8)}, and takes {listed(taken, 8)}: say what it is called "
-                    f'with (inputs=, --inputs), as np.savez("inputs.npz", {each}) writes all that the port got'
+                    f". It was given {listed(list(kwargs), 8)}, and takes {listed(taken, 8)}. Give it what the port "
+                    f'got under its own names: np.savez("inputs.npz", {each}), and --inputs inputs.npz, or inputs='
                 )
             raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {reason}") from error
 

@@ -17,7 +17,7 @@ from mha.substitution.backward import judged_backward
 from mha.substitution.caches import WRITES, Caches
 from mha.substitution.calls import inputs_of, modules_of, uncovered
 from mha.substitution.cores import of_cores
-from mha.substitution.handed import of_wrong, sides_of_wrong
+from mha.substitution.handed import held_otherwise, of_wrong, sides_of_wrong, with_makers_of_masks
 from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, lacked, others_among, rounded_among
 from mha.substitution.original import Original
@@ -120,16 +120,24 @@ def where(
         for port, one in enumerate(report.results)
         if one.name in wrong and port in judge.ready
     }
-    told = of_wrong(own, original, recording.path, ready)
-    texts = diagnosed(recording.path, wrong, called, report.judged, progress, told)
+    told, sides = (of(own, original, recording.path, ready) for of in (of_wrong, sides_of_wrong))
+    report = with_makers_of_masks(report, ready, told | sides)
+    wrong = {name: one for name, one in wrong.items() if name in report.wrong}
+
+    def beside(name: str, layers: Recording) -> str:
+        return held_otherwise(own, original, ready[name], layers) if name in ready else ""
+
+    handed = {name: handing.text for name, handing in told.items()}
+    texts = diagnosed(recording.path, wrong, called, report.judged, progress, handed, beside)
     unread = {
         one.name: one.original
         for one in report.results
         if one.name in wrong and one.own_lines and one.original and texts.get(one.name, UNREAD[0]).startswith(UNREAD)
     }
     texts |= of_cores(own, recording, unread)
-    for name, side in sides_of_wrong(own, original, recording.path, ready).items():
-        texts[name] = f"{texts[name]}\n{side}" if name in texts else side
+    for name, side in sides.items():
+        if name in wrong:
+            texts[name] = f"{texts[name]}\n{side.text}" if name in texts else side.text
     return replace(report, diagnosed=texts)
 
 

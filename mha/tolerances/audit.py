@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import Precision
 from conformance.cases.table import all_cases
 from conformance.judging.expected import expected
@@ -18,7 +19,6 @@ from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.shows import Shows
 from mha.recordings.recording import Recording
-from mha.tolerances.comparisons import Comparison
 from mha.undetectable_bugs.find import SHOWN, UndetectableBugs, undetectable_bugs
 from mha_core import SpecError
 from mha_core.dtypes import round_to
@@ -183,3 +183,76 @@ def audit(
     late = max(between - begun, after - between) > seconds
     shown_in = _shown_in(found.within, comparison, recording.layers[0].dtype, after + seconds)
     return Audit(comparison.words, found.within, found.seen, found.untried, unseen, late, told.strict, shown_in)
+
+
+# Comparisons that tests of ports use in place of a bound: one tolerance for all numbers, a cosine, a divergence.
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A way in which a test compares an output with the right one.
+
+    Attributes:
+        words: its name in reports, such as "allclose(atol=0.001, rtol=0)".
+        passes: (output, right output), both float64 of the same shape -> whether the test passes.
+        each: whether each element is compared by itself, so that an output fails if any slice of it fails.
+    """
+
+    words: str
+    passes: Callable[[NDArray, NDArray], bool]
+    each: bool = False
+
+
+def chosen(
+    atol: float | None = None, rtol: float | None = None, cosine: float | None = None, kl: float | None = None
+) -> Comparison:
+    """Return the comparison with one of these kinds of limits: atol and rtol, cosine, or kl (divergence).
+
+    Raises:
+        SpecError: no kind of limit is given, or several are; or a limit is out of its range.
+
+    >>> chosen(atol=0.1).passes(np.array([1.05]), np.array([1.0])), chosen(cosine=1).words
+    (True, 'cosine >= 1')
+    """
+    if sum(one is not None for one in (atol, cosine, kl)) != 1:
+        raise SpecError(
+            "give exactly one comparison: --atol (with --rtol or without), --cosine or --kl; such as --atol 1e-3"
+        )
+    if rtol is not None and atol is None:
+        raise SpecError("--rtol belongs to --atol")
+    for name, number in (("--atol", atol), ("--rtol", rtol), ("--kl", kl)):
+        if number is not None and not 0.0 <= number < np.inf:
+            raise SpecError(f"{name} must be a number from 0. Got {number:g}.")
+    if cosine is not None and not -1.0 <= cosine <= 1.0:
+        raise SpecError(f"--cosine must be a number from -1 to 1. Got {cosine:g}.")
+    if atol is not None:
+        return _allclose(atol, rtol or 0.0)
+    if cosine is not None:
+        return Comparison(f"cosine >= {cosine:g}", lambda one, right: cosine_of(one, right) >= cosine)
+    return Comparison(f"KL divergence <= {kl:g}", lambda one, right: divergence(one, right) <= (kl or 0.0))
+
+
+def _allclose(atol: float, rtol: float) -> Comparison:
+    def passes(one: NDArray, right: NDArray) -> bool:
+        return bool(np.allclose(one, right, atol=atol, rtol=rtol, equal_nan=True))
+
+    return Comparison(f"allclose(atol={atol:g}, rtol={rtol:g})", passes, each=True)
+
+
+def cosine_of(one: NDArray, right: NDArray) -> float:
+    """Return the cosine of two outputs, each as one vector: 1 for equal ones, even zeros; NaN if any is not finite."""
+    if np.array_equal(one, right):
+        return 1.0
+    with any_numbers:
+        lengths = np.linalg.norm(one) * np.linalg.norm(right)
+        return float(np.vdot(one, right) / lengths) if lengths else 0.0
+
+
+def divergence(one: NDArray, right: NDArray) -> float:
+    """Return the mean, over all rows, of the Kullback-Leibler divergence D(softmax(right) || softmax(one)), in nats."""
+    if not right.size:
+        return 0.0
+    with any_numbers:
+        mine, theirs = (x - x.max(axis=-1, keepdims=True) for x in (one, right))
+        mine, theirs = (x - np.log(np.exp(x).sum(axis=-1, keepdims=True)) for x in (mine, theirs))
+        return float(np.mean(np.sum(np.exp(theirs) * (theirs - mine), axis=-1)))

@@ -33,10 +33,6 @@ def _infinite_bias(problem: Problem) -> bool:
     return bias is not None and bool(np.isneginf(bias).any())
 
 
-def _excludes(problem: Problem) -> bool:
-    return not problem.allowed().all()
-
-
 def _empty_rows(problem: Problem) -> bool:
     return not problem.allowed().any(axis=-1).all()
 
@@ -151,7 +147,7 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("NaN or infinity", _not_finite, ("padding-*not-zeroed", "nan-*")),
     (
         "a mask",
-        _excludes,
+        lambda problem: not problem.allowed().all(),
         ("mask-ignored", "mask-transposed", "mask-after-softmax", "fill-*", "maximum-of-excluded"),
     ),
     ("grouped key heads", lambda one: one.config.num_kv_heads != one.config.num_heads, ("group*",)),

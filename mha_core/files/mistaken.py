@@ -89,15 +89,15 @@ def spec_meant(text: str, example: str = "attention") -> str:
     """
     place, _, name = text.partition(":")
     file = Path(place if place.endswith(".py") else f"{place.replace('.', '/')}.py")
+    elsewhere = file.is_absolute() or ".." in file.parts
+    folder = f", and run this in {shown(file.parent)}" * elsewhere
+    module = ".".join(part for part in file.with_suffix("").parts if part != ".") if not elsewhere else file.stem
     if name.replace(".", "_").isidentifier() and (place.endswith(".py") or "/" in place):
-        folder = f", and run this in {shown(file.parent)}" * file.is_absolute()
-        names = [file.stem] if file.is_absolute() else [part for part in file.with_suffix("").parts if part != "."]
-        return f"name the module, without .py: write {shown('.'.join(names))}:{shown(name)}{folder}"
-    if not name and file.is_file() and not file.is_absolute():
+        return f"name the module, without .py: write {shown(module)}:{shown(name)}{folder}"
+    if not name and file.is_file():
         there = defined_in(file, "weights" if example == "attention" else "")
-        module = ".".join(part for part in file.with_suffix("").parts if part != ".")
         more = f" ({file} has: {listed([shown(one) for one in there], MOST)})" if len(there) > 1 else ""
-        return f"name what is in it, too: write {shown(module)}:{shown(there[0]) if there else 'NAME'}{more}"
+        return f"name what is in it, too: write {shown(module)}:{shown(there[0]) if there else 'NAME'}{folder}{more}"
     if "-" in place and file.is_file():
         right = str(file).replace("-", "_")
         module = ".".join(part for part in Path(right).with_suffix("").parts if part != ".")
@@ -105,6 +105,11 @@ def spec_meant(text: str, example: str = "attention") -> str:
         return f"Python imports no module with a dash in its name: {rename}"
     what = "it is a file, and no Python code; " if Path(text).is_file() else ""
     return f"{what}it must read MODULE:NAME, such as mine:{example} (`{example}` in mine.py)"
+
+
+def spec_of(path: Path) -> str:
+    """Return MODULE:NAME for a Python file, or for a text of this form."""
+    return str(path) if names_code(path) else spec_meant(str(path)).partition("write ")[2].partition(" ")[0].rstrip(",")
 
 
 def near_file(path: Path) -> str:
@@ -136,8 +141,7 @@ def taken_by(path: str | os.PathLike[str]) -> str:
     if not path.is_file():
         return near_file(path).removeprefix("; ") or TO_RECORD
     if path.suffix == ".py":
-        spec = spec_meant(str(path)).partition("write ")[2].partition(" ")[0]
-        return f"it is Python code: `mha check --subject {spec}` judges a function in it; {TO_RECORD}"
+        return f"it is Python code: `mha check --subject {spec_of(path)}` judges a function in it; {TO_RECORD}"
     if path.name.endswith(WEIGHTS):
         return f"weights are read by `mha convert {name} --list`; {TO_RECORD}"
     return f"{'it is a text; ' * (looks_like(path) == 'a text')}{TO_RECORD}"

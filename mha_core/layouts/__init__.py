@@ -8,9 +8,8 @@ from mha_core.errors import BackendError, SpecError, listed, meant, one_line
 from mha_core.files.declared import declared
 from mha_core.layouts.fused import FUSED_LAYOUTS
 from mha_core.layouts.gpt2 import GPT2_LAYOUTS
-from mha_core.layouts.gradients import canonical_gradients
 from mha_core.layouts.kernels import KERNEL_LAYOUTS
-from mha_core.layouts.layout import Layout, config_of
+from mha_core.layouts.layout import Layout, canonical_gradients, config_of
 from mha_core.layouts.matrices import MATRIX_LAYOUTS
 from mha_core.layouts.packed import PACKED_LAYOUTS
 

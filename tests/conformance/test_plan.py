@@ -12,10 +12,11 @@ from conformance.judging.repeats import AFTERWARDS, AGAIN, REORDERED, questions
 from conformance.judging.result import Result
 from conformance.plan import FAST_IN_WIDE, Plan
 from conformance.reports.looked_at import looked_at
-from conformance.runner import CaseRunner, run_all
+from conformance.runner import CaseRunner
 from conformance.subjects.backend import BackendSubject, ReferenceSubject
 from mha_core.backend import Backend
 from mha_core.reference import pipeline as reference
+from tests.conformance.running import run_all
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 

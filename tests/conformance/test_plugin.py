@@ -122,6 +122,7 @@ def test_beside_other_tests_and_chosen_by_mark_and_keyword(run, tmp_path):
     assert "test_own" in run(*options, "-m", "not mha")[1]
 
 
+@pytest.mark.nightly("pytest's own options do with the plugin what they do")
 def test_last_failed_runs_what_failed(run):
     options = (
         "--mha-subject",

@@ -11,7 +11,7 @@ import pytest
 from conformance.bounds.precision import Precision
 from conformance.cases.table import all_cases, select
 from conformance.judging.expected import expected
-from conformance.runner import run_all, run_case, until_interrupted
+from conformance.runner import run_case, until_interrupted
 from conformance.subjects.backend import BackendSubject, ReferenceSubject, paths_to_check
 from mha_core import STAGES, Trace
 from mha_core.backend import Backend, SoftmaxKernel
@@ -19,6 +19,7 @@ from mha_core.call.masks import padding_keys
 from mha_core.heads import split_heads
 from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
+from tests.conformance.running import run_all
 
 
 class Broken(ReferenceSubject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -19,6 +20,7 @@ IMPORTS = {
 }
 
 
+@cache
 def modules_after(code: str) -> list[str]:
     script = f"{code}\nimport sys; print('MODULES', *sorted({{name.split('.')[0] for name in sys.modules}}))"
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -88,6 +88,7 @@ def test_a_file_that_is_there_is_not_overwritten(folder):
     {
         ("--new", "no-module.py"): "--new no-module.py: its name must be that of a module, such as mine.py",
         ("--new", "mine"): "--new mine: its name must be that of a module, such as mine.py",
+        ("--new", "torch.py"): "--new torch.py: it would hide the package torch; name it otherwise, such as mine.py",
         ("--new", "nowhere/mine.py"): "--new nowhere/mine.py: there is no folder nowhere",
         ("--new", "mine.py", "--all"): "--new takes no --all",
         ("--framework", "torch"): "--framework is for --new FILE, which writes a file to begin with",

@@ -31,6 +31,7 @@ from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
+    LayerAdapter,
     ReadCall,
     arguments_of,
     as_called,
@@ -204,13 +205,8 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
     return arguments
 
 
-class FlaxLayer:
+class FlaxLayer(LayerAdapter):
     """A base of the adapters of flax.linen and flax.nnx: they read the same arguments. In masks, True = attend."""
-
-    kind: str
-
-    def check(self, layer: Any) -> None:
-        """Do nothing: the conversion to canonical weights refuses layers that can't be expressed."""
 
     def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
         queries = arguments["inputs_q"]
@@ -239,9 +235,7 @@ class LinenLayer(FlaxLayer):
     """An adapter that reads calls of flax.linen.MultiHeadDotProductAttention, and of its subclasses."""
 
     kind = "flax.linen.MultiHeadDotProductAttention"
-
-    def matches(self, layer: Any) -> bool:
-        return isinstance(layer, nn.MultiHeadDotProductAttention)
+    layer_type = nn.MultiHeadDotProductAttention
 
     def probe(self, layer: Any) -> None:
         if has_values(layer.variables):  # else its call is refused
@@ -258,9 +252,7 @@ class NnxLayer(FlaxLayer):
     """An adapter that reads calls of flax.nnx.MultiHeadAttention."""
 
     kind = "flax.nnx.MultiHeadAttention"
-
-    def matches(self, layer: Any) -> bool:
-        return isinstance(layer, nnx.MultiHeadAttention)
+    layer_type = nnx.MultiHeadAttention
 
     def check(self, layer: Any) -> None:
         native.from_nnx(layer, probe=False)
@@ -277,16 +269,11 @@ class NnxLayer(FlaxLayer):
         return ReadCall(config, weights, self.inputs(arguments, dtypes[0]), {"output": _array(output)}, *dtypes)
 
 
-class OwnLayer:
+class OwnLayer(LayerAdapter):
     """An adapter that reads calls of backends.jax.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.jax.MultiHeadAttention"
-
-    def matches(self, layer: Any) -> bool:
-        return isinstance(layer, MultiHeadAttention)
-
-    def check(self, layer: MultiHeadAttention) -> None:
-        """Refuse nothing: every such layer can be recorded."""
+    layer_type = MultiHeadAttention
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
@@ -298,7 +285,7 @@ class OwnLayer:
         return own_call(config, weights, arguments, output, _array, training=training, dtypes=dtypes)
 
 
-class D2lLayer:
+class D2lLayer(LayerAdapter):
     """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.jax.MultiHeadAttention"
@@ -307,9 +294,6 @@ class D2lLayer:
         if not isinstance(layer, nn.Module) or not hasattr(layer, "num_heads") or layer.scope is None:
             return False
         return takes_lens(layer.__call__) and {"W_q", "W_k", "W_v", "W_o"} <= set(layer.variables.get("params", {}))
-
-    def check(self, layer: nn.Module) -> None:
-        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if has_values(layer.variables):  # else its call is refused

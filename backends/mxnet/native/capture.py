@@ -17,6 +17,7 @@ from backends.mxnet.native import modules as modules
 from backends.mxnet.ops.framework import mx, to_numpy
 from backends.mxnet.weights import to_weights
 from mha_core.capture import (
+    LayerAdapter,
     ReadCall,
     arguments_of,
     as_called,
@@ -116,16 +117,11 @@ def _forward(
     return forward
 
 
-class OwnLayer:
+class OwnLayer(LayerAdapter):
     """An adapter that reads calls of backends.mxnet.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.mxnet.MultiHeadAttention"
-
-    def matches(self, layer: Any) -> bool:
-        return isinstance(layer, MultiHeadAttention)
-
-    def check(self, layer: MultiHeadAttention) -> None:
-        """Refuse nothing: every such layer can be recorded."""
+    layer_type = MultiHeadAttention
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
@@ -134,16 +130,13 @@ class OwnLayer:
         return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
 
 
-class D2lLayer:
+class D2lLayer(LayerAdapter):
     """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.mxnet.MultiHeadAttention"
 
     def matches(self, layer: Any) -> bool:
         return has_d2l_parts(layer, layer.forward, mx.gluon.nn.Dense)
-
-    def check(self, layer: mx.gluon.Block) -> None:
-        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if all(parameter._data is not None for parameter in layer.collect_params().values()):  # else its call decides

@@ -99,10 +99,6 @@ class GluonSubject(NativeSubject):
         return {**found, **layouts.canonical_gradients(layout, config, parameter_gradients(block))}
 
 
-def _allowed(config: AttentionConfig, inputs: AttentionInputs) -> NDArray[np.bool_]:
-    return allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
-
-
 # Dense projections ------------------------------------------------------------------------------------------
 
 
@@ -142,7 +138,7 @@ class DenseAttentionSubject(FoldedSubject):
     capabilities: ClassVar[Capabilities] = Capabilities("head_dim", "value_head_dim", *WIDTHS)
 
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
-        allowed = _allowed(config, inputs)
+        allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
         mask = None if allowed.all() else self.array(allowed.reshape(-1, *allowed.shape[2:]))
         return block(leaves["queries"], leaves["keys"], leaves["values"], mask)
 

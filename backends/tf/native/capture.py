@@ -26,6 +26,7 @@ from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
+    LayerAdapter,
     ReadCall,
     arguments_of,
     as_called,
@@ -175,14 +176,11 @@ def _is_training() -> bool:
     return layer.seen
 
 
-class KerasLayer:
+class KerasLayer(LayerAdapter):
     """An adapter that reads calls of keras.layers.MultiHeadAttention, whose arguments are (query, value, key)."""
 
     kind = "keras.layers.MultiHeadAttention"
     layer_type = keras.layers.MultiHeadAttention
-
-    def matches(self, layer: Any) -> bool:
-        return isinstance(layer, self.layer_type)
 
     def check(self, layer: keras.Layer) -> None:
         native.layout_of(layer)
@@ -228,16 +226,11 @@ def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
     )
 
 
-class OwnLayer:
+class OwnLayer(LayerAdapter):
     """An adapter that reads calls of backends.tf.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.tf.MultiHeadAttention"
-
-    def matches(self, layer: Any) -> bool:
-        return isinstance(layer, MultiHeadAttention)
-
-    def check(self, layer: MultiHeadAttention) -> None:
-        """Refuse nothing: every such layer can be recorded."""
+    layer_type = MultiHeadAttention
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         arguments = dict(arguments)
@@ -247,16 +240,13 @@ class OwnLayer:
         return own_call(layer.config, to_weights(layer), arguments, output, _array, training=training, dtypes=dtypes)
 
 
-class D2lLayer:
+class D2lLayer(LayerAdapter):
     """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.tensorflow.MultiHeadAttention"
 
     def matches(self, layer: Any) -> bool:
         return has_d2l_parts(layer, layer.call, keras.layers.Dense)
-
-    def check(self, layer: keras.Layer) -> None:
-        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if all(getattr(layer, f"W_{part}").built for part in "qkvo"):  # else its first call decides its widths

@@ -25,6 +25,7 @@ from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
+    LayerAdapter,
     ReadCall,
     arguments_of,
     as_called,
@@ -194,13 +195,11 @@ _DEFAULTS = {
 """Argument of torch.nn.MultiheadAttention.forward -> its default."""
 
 
-class TorchLayer:
+class TorchLayer(LayerAdapter):
     """An adapter that reads calls of torch.nn.MultiheadAttention."""
 
     kind = "torch.nn.MultiheadAttention"
-
-    def matches(self, layer: nn.Module) -> bool:
-        return isinstance(layer, nn.MultiheadAttention)
+    layer_type = nn.MultiheadAttention
 
     def check(self, layer: nn.MultiheadAttention) -> None:
         native.layout_of(layer)
@@ -281,16 +280,11 @@ def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
         )
 
 
-class OwnLayer:
+class OwnLayer(LayerAdapter):
     """An adapter that reads calls of backends.torch.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.torch.MultiHeadAttention"
-
-    def matches(self, layer: nn.Module) -> bool:
-        return isinstance(layer, MultiHeadAttention)
-
-    def check(self, layer: MultiHeadAttention) -> None:
-        """Refuse nothing: every such layer can be recorded."""
+    layer_type = MultiHeadAttention
 
     def read(self, layer: MultiHeadAttention, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         result = output[0] if isinstance(output, tuple) else output
@@ -299,16 +293,13 @@ class OwnLayer:
         return own_call(layer.config, to_weights(layer), *call, training=layer.training, dtypes=dtypes)
 
 
-class D2lLayer:
+class D2lLayer(LayerAdapter):
     """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.torch.MultiHeadAttention"
 
     def matches(self, layer: nn.Module) -> bool:
         return has_d2l_parts(layer, layer.forward, nn.Linear)
-
-    def check(self, layer: nn.Module) -> None:
-        """Refuse nothing: every such layer can be recorded."""
 
     def probe(self, layer: Any) -> None:
         if any(nn.parameter.is_lazy(parameter) for parameter in layer.parameters()):

@@ -2,6 +2,6 @@
 
 ORDER = (
     *("trained", "sizes", "masks", "scores", "square", "magnitudes", "edges", "decoding", "blocks", "combinations"),
-    *("query_key_norm", "rotary", "long_parts"),
+    *("query_key_norm", "rotary"),
 )
 """The order of the modules in `mha check --list`; one that is not named comes last."""

@@ -51,11 +51,6 @@ PATHS = (
 # The additive bias --------------------------------------------------------------------------------
 
 
-def _averaged(state: State, gradient: NDArray) -> NDArray:
-    """Divided by the number of scores that each element of the bias was added to."""
-    return gradient / (state["d_scores"].size / gradient.size if gradient.size else 1.0)
-
-
 def _of_first_item(state: State, gradient: NDArray) -> NDArray:
     if gradient.ndim == 4 and gradient.shape[0] > 1:
         return gradient
@@ -70,7 +65,10 @@ MASK_BIAS = (
     _row(
         "gradient-of-bias-averaged",
         "The additive bias's gradient is averaged over the axes of broadcasting.",
-        after("d_bias", _averaged),
+        after(
+            "d_bias",
+            lambda state, gradient: gradient / (state["d_scores"].size / gradient.size if gradient.size else 1.0),
+        ),
     ),
     _row(
         "gradient-of-bias-first-item",
@@ -192,11 +190,6 @@ PARAMETERS = (
 # Padding and the cotangent ------------------------------------------------------------------------
 
 
-def _leaking_values(state: State) -> NDArray:
-    """`d_values` from a softmax over all keys, masked afterwards: excluded values get gradients, too."""
-    return d_values_by(state, plain_softmax(state["scores"]))
-
-
 def _inputs_with_padding(state: State, right: Arrays) -> Arrays:
     """The gradients of new keys and values, not set to 0 where they are padding."""
     unpadded = replace(state, arrays={**state.arrays, "padding": np.zeros_like(state["padding"])})
@@ -204,16 +197,11 @@ def _inputs_with_padding(state: State, right: Arrays) -> Arrays:
     return {"keys": leaking["keys"], "values": leaking["values"]}
 
 
-def _has_key(state: State) -> NDArray:
-    """1 for queries that have a key, in all heads: (B, Lq, 1)."""
-    return state["allowed"].any(axis=-1).all(axis=1)[:, :, None]
-
-
 FLOW = (
     _row(
         "gradient-leaks-to-padding",
         "Excluded values get a gradient, padding too.",
-        {"d_values": _leaking_values},
+        {"d_values": lambda state: d_values_by(state, plain_softmax(state["scores"]))},
         entries("d_inputs", _inputs_with_padding),
         fix="Use the weights that the forward pass used: 0 where a key is excluded.",
     ),
@@ -232,7 +220,7 @@ FLOW = (
     _row(
         "gradient-of-empty-rows-dropped",
         "Queries without a key send no gradient even to the output projection's bias.",
-        times("d_output", _has_key),
+        times("d_output", lambda state: state["allowed"].any(axis=-1).all(axis=1)[:, :, None]),  # (B, Lq, 1)
         fix="The output of such a row is the bias: it sends it gradient.",
     ),
 )

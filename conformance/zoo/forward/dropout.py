@@ -123,7 +123,7 @@ BUGS = (
     _row("dropout-in-evaluation", "Dropout is active outside training too.", _evaluation(_drawn)),
     _row(
         "dropout-scales-evaluation",
-        "Weights are multiplied by 1 - p outside training, though training divides by it.",
+        "Attention weights are multiplied by 1 - p outside training, though training divides by it.",
         _evaluation(lambda s: 1.0 - s.config.dropout),
     ),
 )

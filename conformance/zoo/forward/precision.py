@@ -161,7 +161,7 @@ BUGS = (
     _softmax("softmax-in-float16", "The softmax runs in float16.", _softmax_in("float16")),
     _softmax(
         "weights-in-bfloat16",
-        "Weights are rounded to bfloat16 before they meet the values.",
+        "Attention weights are rounded to bfloat16 before they meet the values.",
         after("kept_weights", lambda s, right: _bfloat16(right)),
         stage="heads",
         fix="Multiply weights and values in the input's precision.",

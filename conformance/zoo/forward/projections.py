@@ -87,10 +87,6 @@ def _per_head(packed: NDArray, num_heads: int) -> NDArray:
     return packed.reshape(num_heads, 3, -1, width).swapaxes(0, 1).reshape(3, -1, width)
 
 
-def _per_channel(packed: NDArray, num_heads: int) -> NDArray:
-    return packed.reshape(-1, 3, packed.shape[-1]).swapaxes(0, 1)
-
-
 _weight = Table(
     "queries",
     "A weight is (out, in): compute x @ weight.T; transpose one that is stored as (in, out) when it is loaded.",
@@ -136,7 +132,7 @@ WEIGHTS = (
     _third(
         "packed-read-per-channel",
         "A packed weight [q; k; v] is read as q, k, v of channel 0, then of channel 1, and so on.",
-        _packed(_per_channel),
+        _packed(lambda packed, num_heads: packed.reshape(-1, 3, packed.shape[-1]).swapaxes(0, 1)),
     ),
 )
 

@@ -176,10 +176,6 @@ def _of_head_0(given: Given, weight: NDArray) -> NDArray:
     return np.tile(weight[: given.x.shape[3]], weight.shape[0] // given.x.shape[3])
 
 
-def _channel_first(given: Given, weight: NDArray) -> NDArray:
-    return weight.reshape(given.x.shape[3], -1).T.reshape(-1)
-
-
 def _weight_first(given: Given) -> NDArray:
     if given.weight is None:
         return given.result()
@@ -362,7 +358,7 @@ WEIGHTS = (
     _own(
         "norm-weight-channel-first",
         "A weight of each head is read as (d, H) in place of (H, d).",
-        _normed(_weight(_channel_first), where=_is_per_head),
+        _normed(_weight(lambda given, weight: weight.reshape(given.x.shape[3], -1).T.reshape(-1)), where=_is_per_head),
         stage="queries",
     ),
 )

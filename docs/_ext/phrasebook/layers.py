@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from mha.phrases.measure import recorded, verdict, verdict_of
 from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
-from mha.phrases.text import lines_of, words_of
+from mha.phrases.text import lines_of, recorded, verdict, verdict_of, words_of
 
 OPEN = 2
 """Warnings that stand open; the others are folded."""

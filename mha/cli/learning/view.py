@@ -66,7 +66,7 @@ def view(asked: ViewOptions) -> None:
     html = Path(f"{Path(asked.what).resolve().stem}-heads.html") if asked.html is None else asked.html
     from mha.view.data import Sources, see
     from mha.view.page import write_page
-    from mha.view.sizes import page_bytes
+    from mha.view.plan import page_bytes
     from mha_core import SpecError
 
     console, errors = consoles()
@@ -99,8 +99,7 @@ def _asked_for(
     from mha.recordings.recording import Recording
     from mha.view.labels import Labels, read_tokens
     from mha.view.page import About
-    from mha.view.plan import plan
-    from mha.view.sizes import check_size
+    from mha.view.plan import check_size, plan
     from mha_core import SpecError
 
     given = None if asked.tokens is None else read_tokens(asked.tokens)
@@ -127,8 +126,7 @@ def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callab
     from mha.port.load import check_texts
     from mha.port.model import check_named, load_trained
     from mha.view.model import record_encoder
-    from mha.view.plan import plan_of_model
-    from mha.view.sizes import check_size
+    from mha.view.plan import check_size, plan_of_model
     from mha_core import SpecError
     from mha_core.files.mistaken import TO_RECORD
 

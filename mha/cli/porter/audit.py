@@ -37,7 +37,7 @@ def audit(asked: AuditOptions) -> None:
     from mha.recordings.recording import Recording
     from mha.recordings.replay import selected
     from mha.tolerances.audit import audit as run
-    from mha.tolerances.comparisons import chosen
+    from mha.tolerances.audit import chosen
 
     comparison = chosen(asked.atol, asked.rtol, asked.cosine, asked.kl)
     console, errors = consoles()

@@ -15,14 +15,11 @@ class PhraseOptions(Options):
     about: tuple[str, ...] = options.several("--about", help="Only this concept, by name or heading (repeatable).")
 
 
-@options.command(PhraseOptions)
+@options.command(PhraseOptions, "mha phrase torch.nn.MultiheadAttention keras --about padding")
 def phrase(asked: PhraseOptions) -> None:
-    r"""Translate the use of attention FROM one framework TO another: construction, call, masks, weights.
+    """Translate the use of attention FROM one framework TO another: construction, call, masks, weights.
 
     FROM and TO are names such as torch.nn.MultiheadAttention, keras or jax.nn; without them all are listed.
-
-    \b
-      mha phrase torch.nn.MultiheadAttention keras --about padding
     """
     from mha.phrases import text
     from mha.phrases.table import find

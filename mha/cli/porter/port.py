@@ -46,7 +46,7 @@ class PortOptions(Apart):
     unseen: bool | None = options.unseen()
 
 
-@options.command(PortOptions)
+@options.command(PortOptions, "mha port minilm", "mha port models:original --inputs inputs.npz")
 def port(asked: PortOptions) -> None:
     """Put every backend's attention into MODEL, and prove that it computes the same.
 

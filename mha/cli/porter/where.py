@@ -56,7 +56,7 @@ class WhereOptions(Reported):
 
 @options.command(
     WhereOptions,
-    "mha where models:original port.safetensors  # `original` in models.py returns the model",
+    "mha where models:original port.safetensors  # models.py has `original`",
     "mha where original.safetensors port.safetensors",
 )
 def where(asked: WhereOptions) -> None:

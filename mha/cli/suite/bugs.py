@@ -60,8 +60,7 @@ def bugs(asked: BugsOptions) -> None:
 
 def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], asked: BugsOptions) -> KillTable:
     """The table, with a progress bar that counts cases."""
-    from conformance.zoo.kill import kill
-    from conformance.zoo.kill_unit import kill_apart
+    from conformance.zoo.kill import kill, kill_apart
 
     settings = asked.settings()
     with asked.executor() as executor, progress(errors, len(cases), _id) as advance:

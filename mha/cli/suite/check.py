@@ -151,7 +151,12 @@ OF_TWICE = {
 """The parameters that may be given with --list, with --new and with --twice."""
 
 
-@options.command(CheckOptions, allow_extra_args=True)
+@options.command(
+    CheckOptions,
+    "mha check --new mine.py --framework torch",
+    "mha check --subject mine:attention",
+    allow_extra_args=True,
+)
 @click.option(
     "--no-compile-cache",
     is_flag=True,
@@ -160,7 +165,7 @@ OF_TWICE = {
     help="Compile everything anew: neither read nor keep compiled programs (see mha cache).",
 )
 def check(asked: CheckOptions) -> None:
-    """Compare all stages and gradients with the float64 reference, in every case.
+    """Judge your own layer (--subject), or the backends: all stages and gradients, beside a float64 reference.
 
     Without --backend and --subject, every installed backend is checked. A subject that differs is
     diagnosed as well. What the table of deviations lists is expected: see `mha deviations`.

@@ -88,15 +88,10 @@ class DiagnoseOptions(Apart):
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
-        from mha_core.files.mistaken import names_code, spec_meant
+        from mha_core.files.mistaken import names_code, spec_of
 
         if self.spec is None and self.file is not None and (names_code(self.file) or self.file.suffix == ".py"):
-            spec = (
-                str(self.file)
-                if names_code(self.file)
-                else spec_meant(str(self.file)).partition("write ")[2].partition(" ")[0]
-            )
-            raise CouldNotRun(f"{self.file} is code, and no recording: mha diagnose --subject {spec}")
+            raise CouldNotRun(f"{self.file} is code, and no recording: mha diagnose --subject {spec_of(self.file)}")
         if self.file is None and self.spec is None:
             raise CouldNotRun(
                 "give your own layer, as in `mha diagnose --subject mine:attention`, or a recording of one, as in `mha "
@@ -125,9 +120,13 @@ class DiagnoseOptions(Apart):
         finish(status == 1, status)
 
 
-@options.command(DiagnoseOptions)
+@options.command(
+    DiagnoseOptions,
+    "mha diagnose --subject mine:attention",
+    "mha diagnose port.safetensors --weights original.safetensors",
+)
 def diagnose(asked: DiagnoseOptions) -> None:
-    """Name the stage since which a subject differs, and the bug that explains it.
+    """Say what is wrong with your layer, or with a recorded one: the stage, the bug, what to change.
 
     Of FILE, which mha.capture wrote, all calls of a layer are explained by one hypothesis, and layers that the same
     one explains are told together. A wrongly ported layer is right by the weights that it holds: --weights names a
@@ -147,7 +146,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
     found, compared, left, masks, behind, unsaid, causes = _of_file(asked.file, asked)
     texts = [text for one in found for text in _told(one, asked.file, asked.weights, causes)]
     if unsaid:
-        from conformance.diagnosis.text import NOTHING
+        from conformance.diagnosis.brief import NOTHING
 
         texts = [text.replace(NOTHING, "") for text in texts]
     texts += [behind] if behind else []

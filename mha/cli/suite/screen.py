@@ -13,8 +13,8 @@ from conformance.case_unit import NOT_ASKED
 from conformance.cases.sequence import Asked, CallSequence
 from conformance.diagnosis.apart import MAY_BE_KEPT
 from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME
+from conformance.diagnosis.brief import shown as shown_place
 from conformance.diagnosis.diagnose import ALL_NAN
-from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from conformance.reports.brief import ROWS, Brief, Cause
@@ -48,11 +48,6 @@ WHY_FEW = (
 
 HEADS = "It does not take `num_heads`, so it was asked with one head: write def f(..., mask, *, num_heads)."
 
-OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
-"""A pattern of errors by which a size was left to be told by the number of elements, of which there are none."""
-
-WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
-
 WROTE = "wrote into its inputs"
 
 OF_ITEMS = re.compile(rf"{WROTE}: (\w+).*, {BY_ASSIGNMENT}")
@@ -62,27 +57,54 @@ WHY_WRITES = "  Write x = x * y, not x *= y: it is the array that was given, whi
 
 WHY_COPY = "  Copy it first: {0} = {0}.copy(). It is the array that was given, which its caller reads again."
 
-OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multiplied|not aligned")
-"""A pattern of errors of products whose sizes do not go together."""
-
-WHY_PRODUCT = "  If one of them is a weight: it is (out, in), so write x @ weight.T."
-
-OF_NONE = re.compile(r"'NoneType' object has no attribute '(numpy|detach|cpu|asnumpy)'")
-"""A pattern of errors of a gradient that no backward pass gave."""
-
-WHY_NONE = (
-    "  If that is a .grad: nothing came back to its array. Is something detached? Give zeros there, and the outputs "
-    "are judged too."
+HINTS = (
+    (
+        re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)"),  # a size that the number of elements was to tell
+        "  Write every size, none as -1: an empty array does not tell it.",
+    ),
+    (
+        re.compile(
+            r"mismatch in its core dimension|shapes cannot be multiplied|not aligned|contracting dimensions"
+        ),  # of a product
+        "  If one is a weight, it is (out, in): write x @ weight.T; a kernel is weight.T.",
+    ),
+    (
+        re.compile(r"'NoneType' object has no attribute '(numpy|detach|cpu|asnumpy)'"),  # a gradient
+        "  If that is a .grad: nothing came back to its array. Is something detached? Give zeros there, and the "
+        "outputs are judged too.",
+    ),
+    (
+        re.compile(r'Missing key\(s\) in state_dict: .*"(?:\S+\.)?\w+\.weight"'),
+        "  The layer has other names for them than what is loaded: rename them in the dict that it is given.",
+    ),
+    (re.compile("TracerArrayConversionError"), "  That is NumPy inside of jax.jit: write jnp there, not np."),
+    (re.compile("concrete values.*Tracer"), "  jax.jit traced a size: name its argument in static_argnames."),
 )
+"""Patterns of errors, and what they most often mean."""
+
+BIASES = r'key\(s\) in state_dict: "((?:q|k|v|out)_proj)\.bias"(?:, "(?:q|k|v|out)_proj\.bias")*\.'
+"""A pattern of PyTorch's list of keys that are biases alone."""
 
 OF_STATE = (
     (
-        re.compile(r'Unexpected key.*?"((?:q|k|v|out)_proj)\.bias"'),
+        re.compile(rf"Unexpected {BIASES}"),
         "  The case has a bias at {0}, and the layer has none",
     ),
-    (re.compile(r'Missing key.*?"((?:q|k|v|out)_proj)\.bias"'), "  The layer has a bias at {0}, and the case has none"),
+    (re.compile(rf"Missing {BIASES}"), "  The layer has a bias at {0}, and the case has none"),
 )
 """Patterns of PyTorch's errors of a bias that one side lacks, and what they say."""
+
+OF_SIZES = re.compile(r"size mismatch: \S+ is (?P<own>\([\d, ]+\)) in the layer, and is given (?P<given>\([\d, ]+\))")
+"""A pattern of an error of weights that do not fit into the layer."""
+
+WHY_TURNED = (
+    "  A weight is (out, in) here, a kernel of Keras or Flax (in, out): is it turned once too often, or too seldom?"
+)
+
+WHY_SIZES = (
+    "  The case has other sizes than the layer: make it with those of the config, such as config.query_dim, "
+    "or have `capabilities` leave these cases out (docs/subjects.md)."
+)
 
 WHY_STATE = ": make it with bias=config.bias.{0}, or have `supports` leave these cases out (docs/subjects.md)."
 
@@ -296,17 +318,19 @@ def _raised(results: Sequence[Result], width: int) -> list[str]:
         if one.status == "failed":
             said.setdefault(_alike(one), []).append(one)
     ranked = sorted(said.values(), key=lambda ones: (ones[0].message.startswith(NOT_ASKED), -len(ones)))
-    lines = []
+    lines, asked = [], {one.case for one in results if one.status != "unsupported"}
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
         # Of what it wrote into, the case with the fewest names tells most: in self-attention, they are one array.
         plainest = min(ones, key=lambda one: one.message.count(",")) if WROTE in ones[0].message else ones[0]
-        cases = f", in {listed(names, NAMES)}"
+        in_all = NAMES < len(names) == len(asked)
+        cases = f", in {f'all {len(asked)} cases' if in_all else listed(names, NAMES)}"
         room = max(100, 3 * width - 20 - len("Did not run: ") - len(cases))
         lines.append(f"Did not run: {_with_shapes(_why(plainest), room)}{cases}")
-        lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
-        lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
-        lines += [WHY_NONE] * bool(OF_NONE.search(ones[0].message))
+        lines += [why for of, why in HINTS if of.search(ones[0].message)]
+        if sizes := OF_SIZES.search(ones[0].message):
+            own, given = (re.findall(r"\d+", sizes[side]) for side in ("own", "given"))
+            lines.append(WHY_TURNED if own == given[::-1] else WHY_SIZES)
         lines += [f"{why}{WHY_STATE}".format(bias[1]) for of, why in OF_STATE if (bias := of.search(ones[0].message))]
         items = OF_ITEMS.search(plainest.message)
         lines += [WHY_COPY.format(items[1]) if items else WHY_WRITES] * (WROTE in ones[0].message)

@@ -35,15 +35,6 @@ def _later(trial: Trial, known: Known, *, masked: bool = False) -> Pair:
     return Pair(first, trial.call(changed(trial, x, same), more).out, same)
 
 
-def _not_causal_masked(known: Known) -> str | None:
-    return _not_causal(known) or _no_padding(known)
-
-
-def _later_masked(trial: Trial, known: Known) -> Pair:
-    """Return the pair of `_later` beside a mask that hides the last position."""
-    return _later(trial, known, masked=True)
-
-
 def _shorter(trial: Trial, known: Known) -> Pair:
     """The first positions alone, an odd number of them, give what they give with later ones behind them."""
     cut, axis = min(trial.size.length // 2 | 1, trial.size.length - 1), trial.template.axes[1]
@@ -135,14 +126,6 @@ def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict
     return found
 
 
-def _content_right(trial: Trial, known: Known) -> Pair:
-    return _content(trial, known, left=False)
-
-
-def _content_left(trial: Trial, known: Known) -> Pair:
-    return _content(trial, known, left=True)
-
-
 def _not_left(known: Known) -> str | None:
     if known.padding is not None and known.padding.form == "lengths":
         return "its lengths say that padding is on the right"
@@ -216,8 +199,14 @@ def _fixed_batch(known: Known) -> str | None:
 # Masks said in several ways
 
 
-def _no_mask(known: Known) -> str | None:
+def no_mask(known: Known) -> str | None:
+    """Return why it can't be given a mask; None if it can."""
     return None if known.masks else "it has no mask argument"
+
+
+def no_keys(known: Known) -> str | None:
+    """Return why it can't be given a mask of keys; None if it can."""
+    return None if any(one.form == "keys" for one in known.masks) else "it has no mask of keys (B, L)"
 
 
 def _ones(trial: Trial, known: Known, mask: Mask) -> Pair:
@@ -240,14 +229,16 @@ def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
 
 def ones_rows(known: Known) -> list[Relation]:
     """Return a relation for each mask argument: a mask that hides nothing must change nothing."""
-    found = []
-    for mask in known.masks:
+    return [replace(MASK_ONES, id=f"mask-none-{mask.name}", ask=partial(_ones, mask=mask)) for mask in known.masks]
 
-        def ask(trial: Trial, known: Known, mask: Mask = mask) -> Pair:
-            return _ones(trial, known, mask)
 
-        found.append(replace(MASK_ONES, id=f"mask-none-{mask.name}", ask=ask))
-    return found
+def _idle(trial: Trial, known: Known, mask: Mask) -> Pair:
+    batch, length = trial.size.batch, trial.size.length
+    real = np.broadcast_to(np.arange(length) > 0, (batch, length))
+    allowed = _also_causal(known, mask, np.broadcast_to(real[:, None], (batch, length, length)))
+    more, x = {mask.name: mask.of(allowed)}, trial.x()
+    first = trial.call(x, more).out
+    return Pair(first, trial.call(changed(trial, x, real, known.pad), more).out, real)
 
 
 def idle_rows(known: Known) -> list[Relation]:
@@ -258,17 +249,8 @@ def idle_rows(known: Known) -> list[Relation]:
     found = []
     for mask in known.masks:
         if mask.idle and mask != known.padding:
-
-            def ask(trial: Trial, known: Known, mask: Mask = mask) -> Pair:
-                batch, length = trial.size.batch, trial.size.length
-                real = np.broadcast_to(np.arange(length) > 0, (batch, length))
-                allowed = _also_causal(known, mask, np.broadcast_to(real[:, None], (batch, length, length)))
-                more, x = {mask.name: mask.of(allowed)}, trial.x()
-                first = trial.call(x, more).out
-                return Pair(first, trial.call(changed(trial, x, real, known.pad), more).out, real)
-
             sentence = f"What {mask.name} hides changes nothing elsewhere; this one changes nothing at all."
-            found.append(Relation(f"mask-hides-{mask.name}", "masks", sentence, ask, length=3))
+            found.append(Relation(f"mask-hides-{mask.name}", "masks", sentence, partial(_idle, mask=mask), length=3))
     return found
 
 
@@ -336,8 +318,8 @@ def _added(allowed: NDArray) -> Given:
 
 
 def _not_broadcast(known: Known) -> str | None:
-    if not any(one.form == "keys" for one in known.masks):
-        return "it has no mask of keys (B, L)"
+    if (reason := no_keys(known)) is not None:
+        return reason
     return None if known.live.config is not None else "nothing says that it takes a mask of four axes too"
 
 
@@ -346,7 +328,7 @@ MASK_ONES = Relation(
     "masks",
     "A mask that hides nothing gives what no mask gives.",
     lambda trial, known: _ones(trial, known, known.masks[0]),
-    _no_mask,
+    no_mask,
 )
 
 
@@ -356,8 +338,8 @@ ROWS = (
         "causality-masked",
         "causality",
         "Other tokens later change nothing earlier where a mask hides padding, either.",
-        _later_masked,
-        _not_causal_masked,
+        partial(_later, masked=True),
+        lambda known: _not_causal(known) or _no_padding(known),
         length=3,
         brief=True,
     ),
@@ -372,7 +354,7 @@ ROWS = (
         "padding-content",
         "padding",
         "What stands in padding on the right changes nothing.",
-        _content_right,
+        partial(_content, left=False),
         _no_padding,
         length=3,
         odd=True,
@@ -381,7 +363,7 @@ ROWS = (
         "padding-content-left",
         "padding",
         "What stands in padding on the left changes nothing.",
-        _content_left,
+        partial(_content, left=True),
         _not_left,
         length=3,
     ),

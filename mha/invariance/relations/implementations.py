@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.invariance.given import Given
-from mha.invariance.relations.hiding import plain_and_padded
+from mha.invariance.relations.hiding import no_keys, plain_and_padded
 from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import Arguments, Trial
 
@@ -28,13 +28,6 @@ def _eager(trial: Trial, known: Known) -> Pair:
     """Return the pair without a mask, or with one that hides padding."""
     calls = plain_and_padded(trial, known)
     return worst(trial, known, *(partial(_implementations, trial, *one) for one in calls))
-
-
-def _no_keys(known: Known) -> str | None:
-    reason = _switchable(known)
-    if reason is None and not any(one.form == "keys" for one in known.masks):
-        return "it has no mask of keys (B, L)"
-    return reason
 
 
 def _eager_padded(trial: Trial, known: Known) -> Pair:
@@ -73,17 +66,6 @@ def _not_fast(known: Known) -> str | None:
     return None if found else "it holds no layer with a fast path"
 
 
-def _not_fast_padded(known: Known) -> str | None:
-    reason = _not_fast(known)
-    if reason is None and not any(one.form == "keys" for one in known.masks):
-        return "it has no mask of keys (B, L)"
-    return reason
-
-
-def _fast_padded(trial: Trial, known: Known) -> Pair:
-    return replace(_fast(trial, known), counted=None)
-
-
 def _fast(trial: Trial, known: Known) -> Pair:
     import torch
 
@@ -103,10 +85,6 @@ def _fast(trial: Trial, known: Known) -> Pair:
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
     return Pair(found[0], found[1], real)
-
-
-def _not_compiled(known: Known) -> str | None:
-    return None if known.live.compiled is not None else "it is not given compiled"
 
 
 def _compiled(trial: Trial, known: Known) -> Pair:
@@ -176,7 +154,7 @@ ROWS = (
         "implementations",
         "Eager and sdpa give the same of an item of padding alone.",
         _eager_padded,
-        _no_keys,
+        lambda known: _switchable(known) or no_keys(known),
         rounds=True,
     ),
     Relation(
@@ -192,8 +170,8 @@ ROWS = (
         "implementation-fast-padded",
         "implementations",
         "With the fast path and without, the same in padding too.",
-        _fast_padded,
-        _not_fast_padded,
+        lambda trial, known: replace(_fast(trial, known), counted=None),
+        lambda known: _not_fast(known) or no_keys(known),
         length=3,
         rounds=True,
     ),
@@ -202,7 +180,7 @@ ROWS = (
         "implementations",
         "Compiled, it gives what it gives otherwise.",
         _compiled,
-        _not_compiled,
+        lambda known: None if known.live.compiled is not None else "it is not given compiled",
         rounds=True,
     ),
     Relation(

@@ -62,11 +62,7 @@ def returned_rows(known: Known) -> list[Relation]:
     for name in names:
         what = RETURNED[name]
         default = known.live.signature[name].default if name in known.live.signature else None
-        other = {name: not (default is True or (default is None and name in ASKED))}
-
-        def ask(trial: Trial, known: Known, more: Arguments = other) -> Pair:
-            return _ask(trial, known, more)
-
+        ask = partial(_ask, more={name: not (default is True or (default is None and name in ASKED))})
         sentence = f"Whether {what} are asked for or not changes nothing of the output."
         sentence = sentence.replace("the cache are", "the cache is").replace("state are", "state is")
         found.append(Relation(f"returned-{name}", "returned", sentence.replace("ary are", "ary is"), ask, rounds=True))

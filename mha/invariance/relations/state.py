@@ -13,15 +13,12 @@ import numpy as np
 from mha.invariance.given import Given, Ref
 from mha.invariance.live import Live
 from mha.invariance.masks import Mask
+from mha.invariance.relations.hiding import no_mask
 from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import Answer, Size, Trial
 from mha_core import SpecError
 
 # State
-
-
-def _second(trial: Trial, known: Known) -> Pair:
-    return Pair(trial.call(trial.x()).out, trial.call(trial.x()).out)
 
 
 @contextmanager
@@ -140,26 +137,14 @@ def _content(trial: Trial, known: Known) -> None:
     trial.call(trial.other(trial.x(), 0))
 
 
-def _why_not_masked(known: Known) -> str | None:
-    return None if known.masks else "it has no mask argument"
-
-
 def _why_not_training(known: Known) -> str | None:
     model = known.live.asked
     own = known.live.hooks is not None and callable(getattr(model, "train", None))
     return None if own and callable(getattr(model, "eval", None)) else "it has no train() and eval()"
 
 
-def _why_not_dtype(known: Known) -> str | None:
-    return None if known.live.native is not None else "a function has no dtype of its own"
-
-
 def _why_not_copied(known: Known) -> str | None:
     return "no second one can be had" if known.live.fresh() is known.live else None
-
-
-def _why_not_second(known: Known) -> str | None:
-    return None if known.live.can_make else _why_not_copied(known)
 
 
 def _two(trial: Trial, known: Known) -> Pair:
@@ -236,7 +221,14 @@ def _given(trial: Trial, name: str, more: Mapping[str, Given]) -> Pair:
 
 
 ROWS = (
-    Relation("random-twice", "state", "A second call gives the same.", _second, length=1, brief=True),
+    Relation(
+        "random-twice",
+        "state",
+        "A second call gives the same.",
+        lambda trial, known: Pair(trial.call(trial.x()).out, trial.call(trial.x()).out),
+        length=1,
+        brief=True,
+    ),
     Relation(
         "state-content",
         "state",
@@ -257,7 +249,7 @@ ROWS = (
         "state",
         "A call gives the same after one with another mask.",
         _after_masked,
-        _why_not_masked,
+        no_mask,
         brief=True,
     ),
     Relation(
@@ -265,7 +257,7 @@ ROWS = (
         "state",
         "A call gives the same after one in another dtype.",
         _after(_other_dtype),
-        _why_not_dtype,
+        lambda known: None if known.live.native is not None else "a function has no dtype of its own",
         brief=True,
     ),
     Relation(
@@ -288,7 +280,7 @@ SECOND = (
         "state",
         "A call gives the same after one of a second instance.",
         _two,
-        _why_not_second,
+        lambda known: None if known.live.can_make else _why_not_copied(known),
         brief=True,
     ),
     Relation(

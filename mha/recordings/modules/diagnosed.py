@@ -69,6 +69,9 @@ FOLLOWS = "Its attention function follows the definition."
 DIFFERS = "Its attention function does not follow the definition of what it is handed"
 """What is said of an attention function."""
 
+OTHERWISE = "is attention and computes what its weights say, but not the original's"
+"""What is said of a layer that is right by its own weights, and has some, settings or a mask of its own."""
+
 
 def diagnosed(
     path: str | os.PathLike[str],
@@ -77,6 +80,7 @@ def diagnosed(
     judged: Collection[str],
     progress: Callable[[str], None] = lambda text: None,
     handed: Mapping[str, str] = MappingProxyType({}),
+    beside: Callable[[str, Recording], str] = lambda owner, own: "",
 ) -> dict[str, str]:
     """Return name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
 
@@ -91,6 +95,8 @@ def diagnosed(
         judged: the names of the modules that have a verdict.
         progress: called with what is being done.
         handed: name of a module -> a sentence that compares its attention function's arguments with the original's.
+        beside: a function, name of a module and the calls of its attention layers -> a sentence on what they hold, or
+            mask, otherwise than the original's; "" for none.
     """
     if not wrong:
         return {}
@@ -111,7 +117,8 @@ def diagnosed(
         progress(f"the attention of {owner or 'the model'}")
         own = _alone(recording, name)
         stage, layer = _stage(own), own.layer_of(0)
-        key = (wrong[owner].parameters, _given(own)) if stage is None else stage
+        held = beside(owner, own) if stage is None and list(layers.values()).count(owner) == 1 else ""
+        key = (wrong[owner].parameters, _given(own), held) if stage is None else stage
         before = told.setdefault((layer.kind, key), [])
         alike = next((one for one in before if one.diagnosis is None or _explains(one.diagnosis, own)), None)
         if alike is not None:
@@ -120,7 +127,7 @@ def diagnosed(
             before[-1].others.append(name)
         else:
             who = "As a layer it" if name == owner else f"{name}, as a layer,"
-            before.append(_sentence(who, own, key, wrong[owner].parameters, path, handed.get(name, "")))
+            before.append(_sentence(who, own, key, wrong[owner].parameters, path, handed.get(name, held)))
             found.setdefault(owner, []).append(before[-1])
     texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
     unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
@@ -190,6 +197,8 @@ def _sentence(
         what = "What it is handed (queries, keys, values, mask, scale), or what is done with its output"
         before = handed or f"{what}, is not the original's."
         return _Told(name, f"{FOLLOWS} {before}")
+    if not isinstance(key, str) and handed:
+        return _Told(name, f"{name or 'It'} {OTHERWISE}: {handed}")
     if not isinstance(key, str):
         what = {
             "unseen": "the order of its parameters, its settings or its mask is not the original's",

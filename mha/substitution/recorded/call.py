@@ -19,8 +19,7 @@ from mha.substitution.reports.report import Difference
 from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.rotary import tables_of_call
-from mha_core.parts.angles import base_in, in_words, positions_in
-from mha_core.parts.rotary import Table
+from mha_core.parts.rotary import Table, base_in, in_words, positions_in
 from mha_core.reference import pipeline as reference
 
 GIVEN = ("queries", "keys", "values")

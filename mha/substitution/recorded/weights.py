@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,9 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
         found.append(Difference("weights", message, ", ".join(joined)))
     if not joined and _are_others(own, other, parted):
         return [*found, Difference("weights", OF_ANOTHER_MODEL)], notes
+    for names, words in _exchanged(own, other, parted, dtype).items():
+        found.append(Difference("weights", words, ", ".join(names)))
+        parted = [name for name in parted if name not in names]
     for name in parted:
         if name in joined:
             continue
@@ -88,6 +92,26 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
         message = f"{name} {what_it_is(name, own[name], other[name], a, index, dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
+
+
+def _exchanged(
+    own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted: Collection[str], dtype: str
+) -> dict[tuple[str, ...], str]:
+    """Return names of arrays -> what is said of them, for each two projections whose weights stand for each other."""
+    found: dict[tuple[str, ...], str] = {}
+    plural = {"weight": "weights", "bias": "biases"}
+    for one, two in combinations(PROJECTIONS, 2):
+        kinds = [
+            kind
+            for kind in ("weight", "bias")
+            if {a := f"{one}.{kind}", b := f"{two}.{kind}"} <= {*parted}
+            and same_numbers(own[a], other[b], dtype)
+            and same_numbers(own[b], other[a], dtype)
+        ]
+        if "weight" in kinds:
+            names = tuple(f"{name}.{kind}" for name in (one, two) for kind in kinds)
+            found[names] = f"the {' and '.join(plural[kind] for kind in kinds)} of {one} and {two} are exchanged"
+    return found
 
 
 OF_ANOTHER_MODEL = (

@@ -82,8 +82,8 @@ class ModuleResult:
         original_kind: the class of the original's module; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it);
             "through its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are
-            right with the code around it; "equal"; or "not judged". Of two recordings also "caused upstream": it
-            differs only because its inputs do.
+            right with the code around it; "equal"; or "not judged"; or "caused upstream": it differs only because its
+            inputs do, of a live original only where a mask is the input.
         ratio: the worst error of all its calls, in units of the measured rounding (8 are allowed); None if not judged.
             If a number is beyond its derived bound, the ratio is at least 8 * error / bound.
         allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isinf
 
+from mha.recordings.modules.diagnosed import OTHERWISE
 from mha.substitution.allowance import FACTOR, number, times_rounding
 from mha.substitution.pairing.pairs import plain_kind
 from mha.substitution.recorded.ends import BEHIND
@@ -31,7 +33,10 @@ def findings(report: WhereReport) -> Iterator[str]:
             lines = [line for line in lines if not line.startswith(f"And {len(others)} more alike: ")]
             names = _some(tuple(_name(each.name) for each in others))
             lines.append(f"So {'is' if len(others) == 1 else 'are'} {len(others)} more: {names}.")
-        yield "\n  ".join([finding(one, around_of(report, one)), *lines])
+        told, *rest = finding(one, around_of(report, one)).split("\n  ")
+        if lines and OTHERWISE in lines[0]:  # which says what its parameters are
+            told, rest = told.partition(UNKNOWN_ORDER)[0], [lines.pop(0), *rest]
+        yield "\n  ".join([told, *rest, *lines])
     yield from unjudged(report)
 
 
@@ -58,9 +63,13 @@ def unjudged(report: WhereReport) -> Iterator[str]:
         yield NO_PORT
         yield from report.notes
         return
+    open_: dict[str, list[ModuleResult]] = {}
     for one in report.results:
         if one.status == "not judged" and one.ratio is not None and report.original == "model":
-            yield f"Whether {_name(one.name)} is right is not known yet: {one.reason}."
+            open_.setdefault(re.sub(r"\d+", "0", one.reason), []).append(one)
+    for one, *others in open_.values():
+        alike = f" (and {len(others)} alike)" if others else ""
+        yield f"Whether {_name(one.name)}{alike} is right is not known yet: {one.reason}."
     if report.equal:
         if report.uncovered:
             yield f"Judged by the model alone, which is equal: {_some(report.uncovered)}."
@@ -177,7 +186,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     where = f"{one.place} " if one.place else ""
     if one.place.startswith("the mask"):
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
-        return f"{own}: {one.place} excludes other keys ({one.got:g} entries)."
+        return "\n  ".join([f"{own}: {one.place} excludes other keys ({one.got:g} entries).", *one.notes])
     what = "by itself"
     if one.among and not one.own_lines:
         what = (
@@ -185,15 +194,17 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
             "should make up for one another"
         )
     elif one.own_lines:
-        others = f", or in those of {_some(one.unpaired)}, which have no original" if one.unpaired else ""
+        starts = tuple(f"{name}{dot}" for name in one.unpaired for dot in "./")
+        outer = tuple(name for name in one.unpaired if not name.startswith(starts))
+        others = f", or in those of {_some(outer)}, which {'has' if len(outer) == 1 else 'have'} no original"
+        others *= bool(outer)
         made_up = f", or in {_some(one.among)}, for which these may make up" if one.among else ""
         what = f"in its own lines{others} (errors of its parts are taken out){made_up}"
     unless = "" if around is None else f", unless what differs stands in lines of {_name(around)} in the other model"
     parameters = {
         "same": f" Its parameters are the original's, so what it computes is wrong{unless}.",
         "reordered": f" Its parameters have the original's numbers in another order: {one.order}.",
-        "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known: a "
-        "matrix may be transposed.",
+        "unseen": UNKNOWN_ORDER,
         "other": f" Its parameters are those of {one.parameters_of}."
         if one.parameters_of
         else f" Its parameters are not the original's{one.order and ': '}{one.order}.",
@@ -209,6 +220,12 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  {_whose(one)}{notes}"
     )
+
+
+UNKNOWN_ORDER = (
+    " Its parameters have the original's numbers; whether in the order that is meant is not known: a matrix may be "
+    "transposed."
+)
 
 
 def _whose(one: ModuleResult) -> str:
@@ -235,10 +252,13 @@ def _of_recordings(report: WhereReport) -> Iterator[str]:
         for each in one.causes:
             alike.setdefault((each.part, each.message), []).append(one.name)
     for one in report.results:
+        said: dict[tuple[object, ...], list[Difference]] = {}
         for each in one.causes:
-            names = alike.pop((each.part, each.message), [])
-            if names:
-                yield _difference(one, each, names)
+            if names := alike.pop((each.part, each.message), []):
+                said.setdefault((each.part, each.moves, each.shows, *names), []).append(each)
+        for (_, _, _, *names), (first, *others) in said.items():
+            whole = "; ".join(other.message for other in (first, *others))
+            yield _difference(one, replace(first, message=whole), list(map(str, names)))
     following = [_name(one.name) for one in report.results if one.status == "caused upstream"]
     if following:
         yield f"{_some(tuple(following))}: given other inputs, caused upstream. Mend the first and look again."

@@ -65,6 +65,18 @@ def jax_query_lengths_alone() -> str | None:
     return f"a query beyond its length gets {_largest(alone):.3g} (the mean of all values), and 0 if both are given"
 
 
+def jax_mask_of_three_axes() -> str | None:
+    """A mask of three axes on as many items as heads, in jax.nn.dot_product_attention."""
+    x = _normal(HEADS, 3, HEADS, 4)
+    mask = jnp.ones((HEADS, 3, 3), bool).at[0, :, 2].set(False)
+    given = jax.nn.dot_product_attention(x, x, x, mask=mask)
+    per_head = jax.nn.dot_product_attention(x, x, x, mask=mask[None])
+    if _far(given, per_head) > 0.0:
+        return None
+    per_item = jax.nn.dot_product_attention(x, x, x, mask=mask[:, None])
+    return f"a mask (B, Lq, Lk) is one for each head; as one for each item it would be {_far(given, per_item):.3g} away"
+
+
 def jax_finite_fill() -> str | None:
     """Finite biases below what jax.nn.dot_product_attention writes over excluded scores."""
     return _outscored(lambda x, mask, bias: jax.nn.dot_product_attention(x, x, x, bias, mask), -3e38)

@@ -37,7 +37,7 @@ class FarNnx(nnx.MultiHeadAttention):
         return super().__call__(queries * factor(Far.fault, keys.shape[1]), keys, values, mask=mask, **told)
 
 
-@pytest.mark.nightly("long calls show what short ones do not", every=4)
+@pytest.mark.nightly("long calls show what short ones do not", every=8)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_only_many_keys_show_is_refused(fault, monkeypatch):
     monkeypatch.setattr(Far, "fault", fault)

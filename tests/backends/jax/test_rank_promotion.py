@@ -21,7 +21,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.nightly("JAX' ranks are not the user's concern", every=7)
+@pytest.mark.nightly("JAX' ranks are not the user's concern", but=("fast-True-masks", "stages-False-additive"))
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("more", [{}, {"return_weights": True}], ids=["fast", "stages"])

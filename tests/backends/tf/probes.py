@@ -104,6 +104,22 @@ def embedding_mask() -> str | None:
     )
 
 
+def mask_taken_off() -> str | None:
+    """A second layer on the tensor of an Embedding(mask_zero=True) attends to padding; alone it does not."""
+    first, second = _layer(), _layer()
+    with random_state_kept(salt=0):
+        embedding = keras.layers.Embedding(LK, H * D, mask_zero=True, weights=[_normal(4, LK, H * D)])
+    words = tf.constant([[1, 2, 0]])
+    x = embedding(words)
+    first(x, x)
+    _, shared = second(x, x, return_attention_scores=True)
+    x = embedding(words)
+    _, alone = second(x, x, return_attention_scores=True)
+    if _size(shared[:, :, 0, 2]) == 0.0 or _size(alone[:, :, 0, 2]) > 0.0:
+        return None
+    return f"after another layer the padded key has a weight of {_size(shared[:, :, 0, 2]):.3g}, without one 0"
+
+
 def sliding_window() -> str | None:
     """`sliding_window=w` reaches w - 1 keys back, because it counts the query's own."""
     layer = _layer(sliding_window=2)

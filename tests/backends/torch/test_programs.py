@@ -74,7 +74,7 @@ def check(run, layer, name, sizes, atol=1e-12):
         torch.testing.assert_close(one, other, rtol=0.0, atol=atol)
 
 
-@pytest.mark.nightly("compiled programs take every size", every=4)
+@pytest.mark.nightly("compiled programs take every size", but=("capped",))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_compiled_program_is_one_for_every_size(name):
     torch._dynamo.reset()
@@ -91,7 +91,7 @@ def test_a_compiled_program_is_one_for_every_size(name):
     assert len(graphs) == 1
 
 
-@pytest.mark.nightly("exported programs take every size", every=4)
+@pytest.mark.nightly("exported programs take every size", but=("lengths",))
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_exported_program_takes_every_size(name):
     layer, given = made(name), arguments(name, SIZES[0])

@@ -15,11 +15,11 @@ import pytest
 
 from conformance.bounds.precision import Precision
 from conformance.cases.table import select_asked
-from conformance.runner import run_all
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.reference import pipeline as reference
 from tests.conformance.conditions import dtypes, features, masks, memory, numbers, orders, parts, sizes
 from tests.conformance.conditions.words import Call
+from tests.conformance.running import run_all
 
 CONDITIONS = [
     one for module in (sizes, dtypes, memory, masks, features, parts, numbers, orders) for one in module.CONDITIONS

@@ -11,8 +11,7 @@ import pytest
 import conformance
 from conformance.deviations.known import load
 from conformance.reports import text as report
-from conformance.reports.html import render
-from conformance.reports.html_view import groups_of, result_view
+from conformance.reports.html import groups_of, render, result_view
 from mha.schemas import schema
 from mha_core.files.writing import jsonable
 from tests.conformance.deviations.listed_layer import ENTRY, result_of

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from conformance.deviations.known import load
 from conformance.diagnosis import apart
 from conformance.diagnosis.apart import diagnosed, explained
-from conformance.diagnosis.brief import describe
+from conformance.diagnosis.brief import ENDED, ENDED_AFTER, describe
 from conformance.diagnosis.diagnose import Runs, diagnose
-from conformance.diagnosis.text import ENDED, ENDED_AFTER
 from conformance.runner import run_case
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs

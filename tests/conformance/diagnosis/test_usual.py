@@ -10,11 +10,12 @@ import pytest
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
 from conformance.diagnosis.diagnose import STORED_IN, diagnose
-from conformance.judging.nan_weights import EXCLUDED
-from conformance.kinds.usual import ADDED, FINITE, PADDING, SENTENCE
+from conformance.judging.expected import EXCLUDED
+from conformance.kinds.made import ADDED, FINITE, PADDING, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Located
+from conformance.reports.brief import MADE
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
@@ -148,7 +149,7 @@ def but_one(scores, mask):
     ("weigh", "said"),
     [
         (beside_nan, "Excluded keys have NaN weights where another key is NaN."),
-        (but_one, "Weights are numbers where another key of the row is NaN: theirs are NaN too."),
+        (but_one, "Attention weights are numbers where another key of the row is NaN: theirs are NaN too."),
     ],
 )
 def test_weights_that_differ_beside_a_nan_are_said_as_such(weigh, said):
@@ -171,7 +172,7 @@ def test_what_one_case_with_a_nan_shows_is_no_cause_of_what_ordinary_calls_show(
     """Of the cases only the one with a NaN differs: a bug that explains it alone was called the likely cause."""
     subject = layer(beside_nan, scaled=scaled)
     cases = select((*BESIDE_NAN, "square-scale"))
-    found = diagnose(subject, cases, experiments=Asker(subject, configs=CONFIGS[3:5]))
+    found = diagnose(subject, cases, experiments=Asker(subject, configs=CONFIGS[3:4]))
     told = brief(found)
     assert found.failing == ("nan-in-open-key",)
     assert len(told.causes) == len(said)
@@ -189,7 +190,7 @@ def test_a_softmax_in_half_precision_is_named_though_its_rounding_is_its_own(nar
 
     subject = layer(weigh)
     told = brief(diagnose(subject, select(SOME[:4]), experiments=Asker(subject, configs=CONFIGS[3:5])))
-    words = f"First wrong step. {STORED_IN.format(narrow)}"
+    words = f"First wrong step: the {MADE['weights']}. {STORED_IN.format(narrow)}"
     assert [(one.stage, one.what) for one in told.causes] == [("weights", words)], told.text
 
 
@@ -200,15 +201,15 @@ def test_a_finite_number_is_named_beside_what_the_cases_show():
         return softmax(np.where(mask, scores, -1e9)) * mask
 
     subject = layer(finite, merged=lambda heads: heads)
-    found = diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:5]))
+    found = diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:4]))
     told = brief(found)
     assert [one.bugs or one.what for one in told.causes] == [("merge-without-transpose",), FINITE]
     assert told.causes[1].is_common
-    assert "these mistakes gives the layer's numbers" in told.sure
+    assert "these mistakes in it gives the same numbers" in told.sure
     turned = [replace(one, bugs=one.bugs[::-1]) for one in found.explanations]
     ordinary = brief(replace(found, explanations=(), partly=tuple(turned), ordinary=9))  # and not in extreme cases
     assert [one.is_common for one in ordinary.causes] == [False, True]
-    assert ordinary.lines[1].startswith("Cause 2 in every ordinary case, at the weights: ")
+    assert ordinary.lines[1].startswith("Cause 2 in every ordinary case, at the attention weights: ")
 
 
 def test_a_right_stage_acquits_what_stands_before_it():
@@ -228,7 +229,7 @@ def test_a_finite_number_that_no_call_tells_from_the_lowest_is_said_beside_anoth
         return softmax(np.where(mask, of_all, np.float32(-1e9)))
 
     subject = layer(weigh, dtype="float32")
-    found = diagnose(subject, select(SOME[:5]), experiments=Asker(subject, configs=CONFIGS[3:5]))
+    found = diagnose(subject, select(SOME[:5]), experiments=Asker(subject, configs=CONFIGS[3:4]))
     named = [{bug.id for bug in one.bugs} for one in found.explanations]
     scale = "measured:scale-of-all-heads"
     assert named == [{scale, "fill-lowest"}, {scale, "fill-1e9-averaged"}]
@@ -237,7 +238,7 @@ def test_a_finite_number_that_no_call_tells_from_the_lowest_is_said_beside_anoth
 def test_what_is_wrong_for_huge_scores_besides_is_right_in_every_ordinary_case():
     """Textbook code: a finite number for excluded scores, and padding as it is."""
     subject = layer(lambda scores, mask: softmax(np.where(mask, scores, -1e9)), zeroed=False)
-    told = brief(diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:5])))
+    told = brief(diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:4])))
     assert ("fill-1e9-averaged",) in [one.bugs for one in told.causes]
-    where = "rows have no key or sizes are 0 or numbers huge or not finite"
+    where = "a query may attend to no key or a size is 0 or a number is huge, NaN or infinite"
     assert ONLY_EXTREME.format(where) in told.seen

@@ -133,8 +133,8 @@ def test_weights_times_values_in_float32_are_no_softmax_in_float32():
     found = diagnose(OutputAlone(narrow), select(SIZES), experiments=True)
     assert found.first_stage == "heads"
     said = describe(found)
-    assert "Cause, at the heads: It computes in float32, at least in part: a change of the queries by 1e-10" in said
-    assert "Change: Keep weights and values in the inputs' dtype." in said
+    assert "Cause, at the heads' outputs: It computes in float32, at least in part: a change of the" in said
+    assert "Change: Keep attention weights and values in the inputs' dtype." in said
 
 
 @pytest.mark.nightly("what is guessed from sizes is named", but=("padding of queries", "8 bits"))

@@ -12,11 +12,12 @@ from conformance.cases.table import all_cases, select
 from conformance.judging.expected import expected
 from conformance.judging.repeats import AFTERWARDS, AGAIN, REORDERED
 from conformance.reports.text import failure_text, gradient_lines, repeat_lines, verdict
-from conformance.runner import run_all, run_case
+from conformance.runner import run_case
 from conformance.subjects.backend import ReferenceSubject
 from conformance.subjects.items import take_items
 from mha_core import Trace
 from mha_core.reference import pipeline as reference
+from tests.conformance.running import run_all
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 

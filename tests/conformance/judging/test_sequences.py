@@ -12,7 +12,7 @@ from tests.conformance.judging.keeping import FAULTS
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
-@pytest.mark.nightly("what a layer keeps is caught", every=5)
+@pytest.mark.nightly("what a layer keeps is caught", every=8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_layer_that_keeps_something_is_caught_and_described(name):
     fault = FAULTS[name]

@@ -67,6 +67,27 @@ def bias_by_shape(self, config, weights, inputs, output, memory):
     return output - bias + self.always.setdefault(bias.shape, bias.copy())
 
 
+def turned_by_width(self, config, weights, inputs, output, memory):
+    """Tables of angles are kept by their width, whatever the base."""
+    rotary = config.rotary and self.always.setdefault(("angles", config.rotary.width), config.rotary)
+    return reference.run(replace(config, rotary=rotary), weights, replace(inputs, cotangent=None)).output
+
+
+def normed_by_width(self, config, weights, inputs, output, memory):
+    """The eps of the norm is kept by the width of a head."""
+    norm = config.query_key_norm and self.always.setdefault(("eps", config.head_dim), config.query_key_norm)
+    return reference.run(replace(config, query_key_norm=norm), weights, replace(inputs, cotangent=None)).output
+
+
+def norm_by_shape(self, config, weights, inputs, output, memory):
+    """The weights of the norm are kept by their shape."""
+    held = {
+        name: self.always.setdefault((name, array.shape), array) if "norm" in name else array
+        for name, array in weights.items()
+    }
+    return reference.run(config, held, replace(inputs, cotangent=None)).output
+
+
 SAID = {
     noisy: "Equal calls have different answers, as where dropout is left on",
     growing: "asked after other calls, the same call has another answer",
@@ -74,8 +95,12 @@ SAID = {
     drops: "dropout is active outside training",
     of_the_first_layer: "The scale is that of the first layer that was called with these shapes",
     bias_by_shape: "What depends on out_proj.bias is that of the first layer that was called with these shapes",
+    turned_by_width: "The base of rotary positions is that of the first layer",
+    normed_by_width: "The eps of the query-key norm is that of the first layer",
+    norm_by_shape: "The weight of the query-key norm is that of the first layer",
 }
-SHARED = {of_the_first_layer: "scores", bias_by_shape: "output"}
+PARTS = dict.fromkeys((turned_by_width, normed_by_width, norm_by_shape), "queries")
+SHARED = {of_the_first_layer: "scores", bias_by_shape: "output", **PARTS}
 
 
 @pytest.mark.parametrize("answer", SAID, ids=lambda one: one.__name__)
@@ -128,6 +153,16 @@ def test_neither_noise_nor_a_coarser_rounding_is_float32():
     assert not rounds_inside(Asker(Odd(noisy)))
     coarse = wrong_at("queries", lambda state, x: round_to(x, "bfloat16").astype(np.float64))
     assert not rounds_inside(Asker(OutputAlone(coarse)))
+
+
+def test_a_norm_of_the_queries_is_not_float32():
+    """It undoes what changes all numbers of a query in proportion, however small."""
+
+    def normed(state, x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + 1e-5)
+
+    assert not rounds_inside(Asker(OutputAlone(wrong_at("query_inputs", normed))))
 
 
 def test_the_narrowest_dtype_is_told_and_zeros_tell_none():

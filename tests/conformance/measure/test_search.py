@@ -76,7 +76,7 @@ FAULTS = {
     "another function than exp": (
         "weights",
         _of_squares,
-        "Weights are relu(s)^2 of each score s, divided by their sum",
+        "Attention weights are relu(s)^2 of each score s, divided by their sum",
     ),
     "a norm": (
         "queries",
@@ -88,7 +88,7 @@ FAULTS = {
         lambda s, x: x * (np.arange(x.shape[1]) < x.shape[1] - 1)[:, None, None],
         "0 for the last one along the head axis",
     ),
-    "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the weighted sums of the heads"),
+    "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the heads' outputs"),
 }
 """What is wrong: (the step, what is done to its result, what is said)."""
 
@@ -133,6 +133,37 @@ def test_a_claim_that_further_calls_contradict_is_none():
     assert (claimed,) not in found.models
     assert found.against is not None
     assert found.against.probe.id == "given-scale"
+
+
+class Quantised(OutputAlone):
+    """A layer whose weights are integers from -most to most, times a step that the largest of an axis gives."""
+
+    def __init__(self, most, axis):
+        super().__init__()
+        self.most, self.axis = most, axis
+
+    def prepare(self, config, weights):
+        return super().prepare(config, {name: self.held(x) if x.ndim == 2 else x for name, x in weights.items()})
+
+    def held(self, weight):
+        step = np.abs(weight).max(axis=self.axis, keepdims=True) / self.most
+        integers = np.rint(weight / np.where(step, step, 1.0)).astype(np.int8)
+        return integers * step
+
+
+@pytest.mark.nightly("weights in fewer bits are said", but=("rows",))
+@pytest.mark.parametrize(
+    ("most", "axis", "said"),
+    [
+        pytest.param(127, None, "8-bit integers times a scale of each matrix.", id="matrices"),
+        pytest.param(7, 1, "4-bit integers times a scale of each output channel.", id="rows"),
+    ],
+)
+def test_weights_in_fewer_bits_are_said_with_what_has_a_scale(most, axis, said):
+    plain = [PROBES[3].problems(Asker(OutputAlone()))[0]]
+    found = Probing(Asker(Quantised(most, axis)), (), like=plain).run()
+    assert [model[0].sentence for model in found.models] == [f"The weights of all projections are {said}"]
+    assert found.models[0][0].stage == "queries"
 
 
 def test_a_right_layer_differs_nowhere():

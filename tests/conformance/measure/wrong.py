@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.measure.asker import Asker
-from conformance.measure.designs import generic
+from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Probing
 from conformance.zoo.bug import Bug, BuggySubject, OnTop, pipelines
@@ -66,5 +66,5 @@ def same_in_new_calls(bugs, others):
 
 
 def measured(*bugs, zoo=(), probes=PROBES):
-    """What isolating problems show of a layer with bugs; without a zoo, so that all is measured."""
-    return Probing(Asker(OutputAlone(*bugs)), zoo).run(probes=probes)
+    """What isolating problems show of a layer with bugs, asked in two sizes; without a zoo, so that all is measured."""
+    return Probing(Asker(OutputAlone(*bugs), configs=CONFIGS[:2]), zoo).run(probes=probes)

@@ -11,11 +11,11 @@ import numpy as np
 from conformance.bounds.precision import Precision
 from conformance.cases.table import select
 from conformance.reports.text import to_json
-from conformance.runner import run_all
 from conformance.subjects.backend import ReferenceSubject
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
+from tests.conformance.running import run_all
 
 MARKUP = "<script>document.title='pwned'</script>"
 ATTRIBUTE = '"><img src=x onerror="document.title=\'pwned\'">'

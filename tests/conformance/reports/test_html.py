@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from conformance.reports import text as report
-from conformance.reports.html import render, write_html
-from conformance.reports.html_view import HEAT_STEPS, ratio
+from conformance.reports.html import HEAT_STEPS, ratio, render, write_html
 from mha.schemas import schema
 from mha_core import STAGES, SpecError
 from mha_core.files.writing import jsonable, write_json
@@ -124,7 +123,7 @@ def test_every_case_subject_and_version_is_there():
 
 def test_the_verdict_is_what_the_terminal_says():
     from conformance.cases.table import select
-    from conformance.runner import run_all
+    from tests.conformance.running import run_all
 
     results = list(run_all(select(CASES[1:3]), SUBJECTS))
     assert report.verdict(results) in Page(render(report.to_json(results, {}))).text

@@ -10,13 +10,13 @@ import pytest
 
 from conformance.bounds.precision import Precision
 from conformance.judging.expected import expected
-from conformance.runner import run_all
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.backend import ReferenceSubject
 from conformance.subjects.handout import copy_in_layout
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.reference import pipeline as reference
+from tests.conformance.running import run_all
 from tests.conformance.subjects.own_layer import FUNCTION, PRIME, RIGHT, judge
 
 PREPARE = "class subject:\n    def prepare(self, config, weights):\n        "
@@ -55,7 +55,8 @@ BAD_FUNCTIONS = {
 BAD = {
     **{FUNCTION + body: message for body, message in BAD_FUNCTIONS.items()},
     PREPARE + "raise ValueError('no such size')": f"ValueError: no such size (mine.py:{LINE} in prepare)",
-    PREPARE + "return 'run'": "prepare returned a str; it must return a function run(inputs) -> Trace",
+    PREPARE + "exec('raise ValueError')": f"ValueError (mine.py:{LINE} in prepare)",
+    PREPARE + "return 'run'": "prepare returned a str; it must return the function run(inputs)",
     SUPPORTS + "return True": "supports returned True; it must return None, or in words what is not possible",
     SUPPORTS + "return False": "supports returned False; it must return None",
     SUPPORTS + "return config.nothing": "AttributeError: 'AttentionConfig' object has no attribute 'nothing' (mine.py:",

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cases.table import all_cases, select_asked
-from conformance.runner import run_all
 from conformance.subjects.function import known_options
 from conformance.subjects.load import load_subject
 from mha.cli.main import main
+from tests.conformance.running import run_all
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and PyTorch, whose release is the same there
 
@@ -21,16 +21,13 @@ ROOT = Path(__file__).parents[3]
 
 EXAMPLES = {
     "subject_numpy:attention": ("grouped-heads", "additive bias", {"output"}),
-    "subject_torch:TorchSubject": ("no-bias", "projections without bias", {"weights", "gradients.k_proj.bias"}),
 }
 
 
 @pytest.mark.nightly("pages show what is right", but=("float64-subject_numpy:attention",))
 @pytest.mark.parametrize("spec", EXAMPLES)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_examples_are_right_and_say_what_they_cannot_express(spec, dtype, backend_names, monkeypatch):
-    if "torch" in spec and "torch" not in backend_names:
-        pytest.skip("torch is not among the backends under test")
+def test_examples_are_right_and_say_what_they_cannot_express(spec, dtype, monkeypatch):
     monkeypatch.chdir(ROOT / "examples")
     unsupported, reason, judged = EXAMPLES[spec]
     subject = load_subject(spec, dtype)
@@ -57,7 +54,8 @@ def test_the_code_of_the_document_is_right(module):
     module(function)
     results = list(run_all(all_cases(), [load_subject("mine:attention", "float32")]))
     assert {result.status for result in results} == {"equal", "unsupported"}, results
-    assert subject in (ROOT / "examples" / "subject_torch.py").read_text()
+    template = (ROOT / "mha" / "adapters" / "templates" / "in_torch.py").read_text()
+    assert all(part in template for part in subject.split("\n\n\n"))
 
 
 def test_the_screen_that_readme_shows_is_what_the_command_prints(module):

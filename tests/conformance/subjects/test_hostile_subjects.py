@@ -10,10 +10,10 @@ from rich.console import Console
 
 from conformance.cases.table import select
 from conformance.reports.text import print_results
-from conformance.runner import run_all
 from conformance.subjects.backend import ReferenceSubject
 from conformance.subjects.load import load_subject
 from mha_core import SpecError
+from tests.conformance.running import run_all
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 

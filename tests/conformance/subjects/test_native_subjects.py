@@ -8,9 +8,9 @@ import pytest
 
 from conformance.cases.table import all_cases
 from conformance.deviations import known as deviations
-from conformance.runner import run_all
 from conformance.subjects.load import load_subjects
 from mha_core.subject import NativeSubject
+from tests.conformance.running import run_all
 
 MODULES = {
     "torch": ("backends.torch.native.subjects", "backends.torch.native.functional"),

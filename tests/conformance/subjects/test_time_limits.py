@@ -9,9 +9,10 @@ import threading
 import time
 
 from conformance.cases.table import select
-from conformance.runner import run_all, until_interrupted
+from conformance.runner import until_interrupted
 from conformance.subjects.backend import ReferenceSubject
 from conformance.subjects.load import load_subject
+from tests.conformance.running import run_all
 from tests.conformance.subjects.own_layer import FUNCTION, PRIME, judge
 
 SLOW = (

@@ -127,15 +127,13 @@ def test_a_killed_worker_loses_nothing(dask_to_harm):
     assert all_end(set(parents(found)))
 
 
-def test_the_rest_is_done_here_where_the_scheduler_goes_away(dask_to_harm):
+def test_the_rest_is_done_here_where_the_scheduler_goes_away():
     lines = []
-    with Cluster(dask_to_harm.scheduler_address, 1, lines.append) as executor:
-        found = gathered(executor, after=dask_to_harm.close)
+    with started(1) as harmed, Cluster(harmed.scheduler_address, 1, lines.append) as executor:
+        found = gathered(executor, after=harmed.close)
         here = {process.hello.pid for process in running()}
     assert squares(found) == WANTED
-    assert lines == [
-        f"the Dask cluster at {dask_to_harm.scheduler_address} is gone: this machine does what it leaves undone"
-    ]
+    assert lines == [f"the Dask cluster at {harmed.scheduler_address} is gone: this machine does what it leaves undone"]
     assert len(here) == 1
     assert 0 < sum(count for pid, count in parents(found).items() if pid in here) < len(WANTED)
 

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from conformance.cases.table import select as select_cases
 from conformance.workers import Local, Settings
-from conformance.zoo.kill import kill
-from conformance.zoo.kill_unit import kill_apart
+from conformance.zoo.kill import kill, kill_apart
 from conformance.zoo.registry import select as select_bugs
 from mha.cli.main import main
 from mha_core import BackendError

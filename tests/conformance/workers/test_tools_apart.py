@@ -20,7 +20,7 @@ from mha_core.backend import load
 pytestmark = pytest.mark.same_on_newest  # it is about processes
 
 
-@pytest.mark.nightly("a backend in its own process is the same", but=("torch",))
+@pytest.mark.nightly("a backend in its own process is the same")  # by day `mha check` has each of them there
 def test_a_described_backend_says_and_computes_what_the_backend_does(backend_name, monkeypatch):
     """And `mha check` goes on in the process that described it."""
     from conformance.cases.table import select

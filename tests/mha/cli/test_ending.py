@@ -137,7 +137,7 @@ def attention(weights, queries, keys, values, mask):
 """
 
 
-@pytest.mark.nightly("a request to end is followed", every=2)
+@pytest.mark.nightly("a request to end is followed", every=3)
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_to_end_is_followed_at_once(sign, tmp_path):
     (tmp_path / "mine.py").write_text(SLOW)

@@ -69,7 +69,7 @@ def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
     ("words", "said"),
     {
         "where": "ORIGINAL is missing: mha where ORIGINAL RECORDING, such as\n  mha where models:original "
-        "port.safetensors  # `original` in models.py returns the model\n  mha where original.safetensors "
+        "port.safetensors  # models.py has `original`\n  mha where original.safetensors "
         "port.safetensors",
         "invariants": "MODULE:NAME is missing: mha invariants MODULE:NAME, such as\n  mha invariants mine:make",
         "learn start": "FOLDER is missing: mha learn start FOLDER. `mha learn start --help` lists what there is.",

@@ -118,7 +118,7 @@ def test_what_is_kept_lists_only_the_cases_that_show_it():
 def test_a_cause_of_most_cases_stands_before_what_is_kept():
     text = said(of_threads(), KNOWN)
     assert text.index("Cause, at the scores") < text.index(THREADS)
-    assert said(of_threads(), NOT_KNOWN).startswith(f"weights: {THREADS}")
+    assert said(of_threads(), NOT_KNOWN).startswith(f"attention weights: {THREADS}")
 
 
 def test_a_cause_stands_before_the_shape_that_follows_from_it():
@@ -138,7 +138,27 @@ def test_a_bias_that_one_side_lacks_is_named_with_what_to_write(error, words):
     text = said(failed(f"RuntimeError: {error}"))
     name = words.partition(" at ")[2].partition(",")[0]
     assert f"{words}: make it with bias=config.bias.{name}, or have `supports` leave" in text
-    assert "make it with" not in said(failed('RuntimeError: Missing key(s) in state_dict: "norm.weight".'))
+    for others in ('"norm.weight"', '"q_proj.bias", "q_proj.weight"', '"attn.q_proj.weight", "attn.q_proj.bias"'):
+        text = said(failed(f"RuntimeError: Missing key(s) in state_dict: {others}."))
+        assert "make it with" not in text
+        assert "has other names for them than what is loaded" in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (
+            "(6, 4) in the layer, and is given (4, 6)",
+            "A weight is (out, in) here, a kernel of Keras or Flax (in, out): is it turned",
+        ),
+        ("(6, 4) in the layer, and is given (8, 6)", "The case has other sizes than the layer: make it with those of"),
+    ],
+)
+def test_weights_that_do_not_fit_into_the_layer_are_told_from_turned_ones(sizes, words):
+    where = "(mine.py:56 in prepare)"
+    text = said(failed(*[f"RuntimeError: size mismatch: linears.0.weight is {sizes} {where}"] * 4))
+    assert f"size mismatch: linears.0.weight is {sizes} {where}, in all 4 cases" in text
+    assert words in text
 
 
 def test_a_gradient_that_no_backward_pass_gave_is_named():
@@ -209,12 +229,12 @@ def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
     ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", *cases, "-d", "float64", "--workers", "0"])
     text = flat(ended.stdout)
     assert "The output of one call does not depend on the keys and values: no attention over them is computed." in text
-    assert "No known bug" not in text
+    assert "is not known" not in text
     assert "Next: " not in text
 
 
 def test_what_to_change_is_left_out_before_a_cause_is():
-    two = tuple(Cause("weights", f"{name} is wrong. " * 8, f"Mend {name}. " * 12, label="Cause") for name in "ab")
+    two = tuple(Cause("keys", f"{name} is wrong. " * 8, f"Mend {name}. " * 12, label="Cause") for name in "ab")
     told = Brief("mine", "float64", 1, sure="How sure: very.", causes=two)
     whole = flat("\n".join(told.rows(80, 20, head=False)))
     assert "Mend a." in whole
@@ -228,10 +248,10 @@ def test_what_to_change_is_left_out_before_a_cause_is():
 
 
 def test_what_to_change_in_the_first_cause_is_whole_or_left_out():
-    two = tuple(Cause("weights", f"{name} is wrong. " * 8, f"Mend {name}. " * 40, label="Cause") for name in "ab")
+    two = tuple(Cause("keys", f"{name} is wrong. " * 8, f"Mend {name}. " * 40, label="Cause") for name in "ab")
     told = Brief("mine", "float64", 1, sure="How sure: very.", causes=two)
     rows = told.rows(80, 6, head=False)
-    assert rows[0].startswith("Cause 1, at the weights: a is wrong.")
+    assert rows[0].startswith("Cause 1, at the keys: a is wrong.")
     assert not any("Mend" in row or row == "  ..." for row in rows)
     assert "Mend a." in flat("\n".join(told.rows(80, 20, head=False)))
 

@@ -51,6 +51,17 @@ def test_the_help_names_each_command_once_in_its_group_and_cuts_no_sentence():
     assert "..." not in said.replace("[ARGS]...", "")
 
 
+@pytest.mark.parametrize("name", main.commands)
+def test_the_help_of_each_command_fits_cuts_nothing_and_ends_with_examples(name):
+    said = output(f"{name} --help")
+    assert all(len(row) <= 80 for row in said.splitlines())
+    assert "\\b" not in said
+    assert re.search(r"\w\.\.\.$", said, re.M) is None
+    examples = getattr(main.commands[name], "examples", ())
+    assert all(f"\n  {one}\n" in said for one in examples)
+    assert all(one.split()[1] == name for one in examples)
+
+
 def shown(columns, *rows):
     console = Console(width=columns, record=True, file=io.StringIO())
     show_rows(console, ("name", "size", "what"), rows)

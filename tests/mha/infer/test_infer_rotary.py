@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha.infer import describe, infer
-from mha.infer.turns import BASES
+from mha.infer.find import BASES
 from mha_core import AttentionConfig, AttentionMask, QueryKeyNorm, Rotary
 from tests.mha.infer.recorded_layers import call, drawn, scrambled
 

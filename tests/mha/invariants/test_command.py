@@ -152,6 +152,7 @@ def test_what_is_said_to_be_causal_may_be_so_by_an_argument(mine):
 def test_a_step_of_ones_own_is_asked(mine):
     status, said = run(f"{mine}:right", "--cache", f"{mine}:step")
     assert status == 0
+    assert "taken for causal by what it does" in said.splitlines()[0]
     assert "decoding-steps" in said.partition("Hold")[2]
     status, said = run(f"{mine}:right", "--cache", f"{mine}:wrong_step")
     assert status == 1

@@ -7,9 +7,10 @@ from itertools import permutations
 
 import pytest
 
-from mha.phrases import measure, running
 from mha.phrases.said import CONCEPTS, STATEMENTS, Calling, Making, Mask
 from mha.phrases.table import NATIVES, deviations_of, rule_of, warnings_of
+from mha.phrases.text import recorded
+from tests.mha.phrases import measure, running
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other people's layers warn of
 
@@ -42,7 +43,7 @@ def natives(backend_name: str):
 @pytest.mark.nightly("the phrasebook says what the frameworks do")
 def test_what_is_said_gives_what_was_measured(backend_name):
     for native in natives(backend_name):
-        found, committed = measure.of_native(native), measure.recorded()["said"][native.id]
+        found, committed = measure.of_native(native), recorded()["said"][native.id]
         assert list(found) == list(committed), native.id
         for concept, by_dtype in found.items():
             for dtype, (ratio, distance) in by_dtype.items():
@@ -118,10 +119,10 @@ def test_a_transposed_matrix_on_the_way_is_seen(end, backend_names, monkeypatch)
 
 
 def test_everything_is_recorded_and_said_in_words():
-    recorded = measure.recorded()
-    assert list(recorded["said"]) == list(recorded["pairs"]) == list(NATIVES)
+    found = recorded()
+    assert list(found["said"]) == list(found["pairs"]) == list(NATIVES)
     for native in NATIVES.values():
-        assert set(recorded["pairs"][native.id]) == set(NATIVES) - {native.id}
+        assert set(found["pairs"][native.id]) == set(NATIVES) - {native.id}
         assert {*native.words, *native.lacks} <= set(CONCEPTS)
         assert {"made", "called", "padding", "allowed", "causal", "parameters", "state"} <= set(native.words), native.id
 

@@ -81,7 +81,11 @@ REFUSED = {
         with_one("embeddings.position_ids", torch.tensor([[1, 2, 3]])),
         "holds embeddings.position_ids, for which",
     ),
-    "another shape": (cut(WORDS, 21), f"{WORDS} must have shape (23, 12). Got (21, 12)."),
+    "another shape": (cut(WORDS, 21), f"{WORDS} must have shape (23, 12), by the config.json beside it. Got (21, 12)."),
+    "numbers that are none": (
+        lambda arrays: {**arrays, WORDS: torch.full((23, 12), torch.nan)},
+        f"{WORDS} holds NaN or infinity in 276 of 276 elements, and what is computed from it says nothing",
+    ),
     "integers": (
         lambda arrays: {**arrays, WORDS: torch.zeros(23, 12, dtype=torch.int32)},
         f"{WORDS} must hold floating-point numbers. Got torch.int32.",
@@ -139,7 +143,10 @@ def test_the_weights_may_be_a_pickle_which_is_not_run(folder):
     assert len(encoder.arrays.held) == 37
     assert torch.equal(encoder.model.embeddings.word_embeddings.weight, arrays[WORDS].bfloat16().float())
     torch.save({**arrays, WORDS: arrays[WORDS][:21]}, folder / "pytorch_model.bin")
-    with pytest.raises(SpecError, match=rf"{folder}/pytorch_model.bin: {WORDS} must have shape \(23, 12\). Got \(21"):
+    with pytest.raises(
+        SpecError,
+        match=rf"{folder}/pytorch_model.bin: {WORDS} must have shape \(23, 12\), by the config",
+    ):
         load_trained(str(folder))
     torch.save({**arrays, "run": print}, folder / "pytorch_model.bin")
     with pytest.raises(SpecError, match="pytorch_model.bin"):

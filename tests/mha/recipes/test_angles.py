@@ -17,7 +17,7 @@ from mha.cli.main import main  # noqa: E402
 from mha.recipes import attention_layers  # noqa: E402
 from mha_core import Rotary, RotaryInputs, save_weights  # noqa: E402
 from mha_core.call.rotary import tables_of_call  # noqa: E402
-from mha_core.parts.angles import positions_in  # noqa: E402
+from mha_core.parts.rotary import positions_in  # noqa: E402
 from tests.mha.recipes.test_decoders import FAMILIES, calls_of, model_of  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there

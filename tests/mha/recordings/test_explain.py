@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from conformance.diagnosis.brief import describe
+from conformance.reports.brief import MADE
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
@@ -81,6 +82,7 @@ def test_a_layer_leaves_padded_rows_as_they_are():
     assert not found.failing  # without the mistake it is right
 
 
+@pytest.mark.nightly("a recording's first wrong step is read", every=2)
 @pytest.mark.parametrize(
     ("step", "change", "stage", "said"),
     [
@@ -93,9 +95,9 @@ def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, c
     layer = layer_of("float64", config=AttentionConfig(24, 4, bias=True))
     (found,) = explain(recording_of(layer, wrong_at(step, change), masks=MASKS[2:]))
     text = describe(found)
-    assert f"{stage}: First wrong step. " in text
+    assert f"First wrong step: the {MADE[stage]}" in text
     assert said in text
-    assert "No known bug" not in text
+    assert "is not known" not in text
 
 
 def test_pairs_are_found():
@@ -385,7 +387,7 @@ def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by
     assert result.exit_code == 1
     assert "v_proj.bias holds the original's k_proj.bias" in " ".join(result.output.split())
     assert "It is right by the weights that it holds, so that these are the cause" in result.output
-    assert "No known bug" not in result.output
+    assert "is not known" not in result.output
     result = CliRunner().invoke(main, [*command, str(tmp_path / "none.pt")])
     assert (result.exit_code, result.output.strip()) == (2, f"Error: no such file: {tmp_path / 'none.pt'}")
 

@@ -40,7 +40,7 @@ def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, api, 
         assert all(one.backward.status == "equal" and one.backward.compared for one in report.results)
 
 
-@pytest.mark.nightly("right ports are right, in each framework", but=("gluon", "keras"))
+@pytest.mark.nightly("right ports are right, in each framework", but=("gluon",))
 @pytest.mark.parametrize("api", each(ENCODER))
 def test_a_right_encoder_is_equal_and_what_it_computes_is_the_same_to_the_bit(tmp_path, api, request):
     skip_unless_asked(api, request)

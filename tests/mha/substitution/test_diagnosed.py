@@ -8,6 +8,7 @@ from torch import nn
 import mha
 from backends.torch.layers import MultiHeadAttention
 from mha.coverage import UnreadWarning
+from mha.recordings.modules.diagnosed import OTHERWISE
 from mha.substitution.reports.text import findings
 from mha_core import SpecError
 
@@ -66,17 +67,19 @@ def test_a_fault_of_a_layer_is_named_once(original, tmp_path):
     assert report.to_dict()["diagnosed"] == report.diagnosed
 
 
-def test_a_layer_that_is_right_by_its_own_weights_gets_no_cause(tmp_path):
+def test_a_layer_that_is_right_by_its_own_weights_is_held_beside_the_originals(tmp_path):
     def stock(width, heads, **widths):
         return nn.MultiheadAttention(width, heads, batch_first=True)
 
     original, port = Model(stock).eval(), Model(stock)
     port.load_state_dict(original.state_dict())
     with torch.no_grad():
-        port.layers[1].in_proj_weight[:12].mul_(-1)
+        port.layers[1].in_proj_weight[:24] = port.layers[1].in_proj_weight[:24].roll(12, 0)
     report = report_of(original, port, tmp_path / "port.safetensors")
-    (told,) = report.diagnosed.values()
-    assert "follows the definition of its own weights (4 heads, no mask): so its parameters" in told
+    assert report.diagnosed == {"layers.1": f"layers.1 {OTHERWISE}: the weights of q_proj and k_proj are exchanged."}
+    told = next(findings(report))
+    assert told.splitlines()[1] == f"  {report.diagnosed['layers.1']}"
+    assert "whether in the order" not in told
 
 
 class Parts(nn.Module):

@@ -96,7 +96,7 @@ def holds(outer, inner):
     return outer in ("", inner) or inner.startswith(f"{outer}.")
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=6)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=12)
 @pytest.mark.parametrize(
     ("way", "change", "wrong"),
     [

@@ -105,7 +105,7 @@ def report_of(model, port, path):
     return mha.where(model, path)
 
 
-@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
+@pytest.mark.nightly("right ports are right, in each way to write one", every=7)
 @pytest.mark.parametrize("change", [*FOLDS, FOLDS])
 @pytest.mark.parametrize("first", [True, False])
 def test_folds_and_orders_are_right(tmp_path, change, first):
@@ -139,7 +139,7 @@ def test_blocks_of_other_parts_are_right_and_what_is_wrong_in_them_is_found(tmp_
     assert report.wrong == (f"blocks.{which[-1]}.mlp.outer",)
 
 
-@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
+@pytest.mark.nightly("right ports are right, in each way to write one", every=6)
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize("change", ["value bias", "heads", "none"])
 def test_folds_in_a_port_to_another_framework_are_right(tmp_path, pre, change):

@@ -15,8 +15,7 @@ from conformance.cases.table import select as select_cases
 from conformance.judging.expected import expected
 from conformance.zoo.registry import select
 from mha.cli.porter.audit import audit as command
-from mha.tolerances.audit import audit
-from mha.tolerances.comparisons import chosen, cosine_of, divergence
+from mha.tolerances.audit import audit, chosen, cosine_of, divergence
 from mha.undetectable_bugs import find
 from mha_core import AttentionMask
 from mha_core.dtypes import round_to

@@ -11,8 +11,7 @@ import pytest
 from mha.view.data import Sources, see
 from mha.view.labels import Labels
 from mha.view.page import About, write_page
-from mha.view.plan import plan
-from mha.view.sizes import page_bytes
+from mha.view.plan import page_bytes, plan
 from mha_core.backend import load
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch computes the model, and it is one release in both sets

@@ -14,10 +14,8 @@ from mha.recordings.recording import Recording
 from mha.recordings.tokens import Tokens
 from mha.view.data import Sources, see
 from mha.view.labels import Labels
-from mha.view.pack import blocks, codes, halves
-from mha.view.page import About, write_page
-from mha.view.plan import plan
-from mha.view.sizes import MOST_BYTES, check_size, page_bytes
+from mha.view.page import About, blocks, codes, halves, write_page
+from mha.view.plan import MOST_BYTES, check_size, page_bytes, plan
 from mha_core import AttentionConfig, SpecError, reference
 from tests.mha.view.sample import TOKENS, cross, decoding, normal, own, perturbed, recorded, recording_of, two_layers
 

@@ -56,7 +56,7 @@ def keras(backend_names):
     return keras
 
 
-@pytest.mark.nightly("layers with a dtype of their own are recorded", every=5)
+@pytest.mark.nightly("layers with a dtype of their own are recorded", every=9)
 @pytest.mark.parametrize("given", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("dtype", "param_dtype"),

@@ -165,8 +165,8 @@ def test_a_class_that_computes_something_else_is_recorded_as_that_if_its_project
     with (
         pytest.raises(
             SpecError,
-            match=r"nothing to record: it computes something else than the definition. To record it as it is, say that "
-            r".*mha\.Projections\(query=.*The reason: .*differs in \d+ of",
+            match=r"nothing to record: a call .* can't be recorded: it does not compute the definition from these "
+            r"projections: .*differs in \d+ of.*\. To record it as it is, say that .*mha\.Projections\(query=",
         ),
         mha.capture(layer),
     ):
@@ -351,7 +351,7 @@ def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(faul
         said = mha.Projections("q", "k", "v", "o", num_heads=3, **more)
         with pytest.warns(UnreadWarning) as heard, mha.capture(layer, path, layers={"": said}):
             layer(drawn(2, 5, 12), keep)
-        of_scale = "Its scores alone differ: they are not scaled, where sqrt(4) is due. If that is meant, say scale=1;"
+        of_scale = "its scores alone differ: they are not scaled, where sqrt(4) is due (if that is meant, say scale=1)"
         assert (of_scale in str(heard[0].message)) == (fault != "and merged")
         (call,) = mha.Recording.load(path).calls
         assert call.inputs.mask.causal == causal

@@ -152,7 +152,7 @@ def test_what_an_array_of_another_layer_is():
     q, k, v = (held[f"{letter}_proj.weight"] for letter in "qkv")
     packed = np.concatenate([q, k, v]).reshape(3, 4, 3, 12).swapaxes(0, 1).reshape(3, 12, 12)
     for arrays, words in (
-        ({"q_proj_weight": k, "k_proj_weight": q}, "q_proj.weight holds the original's k_proj.weight."),
+        ({"q_proj_weight": k, "k_proj_weight": q}, "the weights of q_proj and k_proj are exchanged."),
         (
             {"out_proj_bias": layers[0].weights["out_proj.bias"]},
             "out_proj.bias holds the original's out_proj.bias of a",

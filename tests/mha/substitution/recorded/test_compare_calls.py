@@ -66,7 +66,7 @@ def test_an_array_is_said_to_be_of_its_own_layer_where_others_hold_the_same(orig
     own = layers[0].weights
     wrong = changed(copies, 1, k_proj_weight=own["v_proj.weight"], v_proj_weight=own["k_proj.weight"])
     _, said = part(model(copies), model(wrong))
-    assert "k_proj.weight holds the original's v_proj.weight." in said
+    assert "the weights of k_proj and v_proj are exchanged." in said
     assert "of a" not in said.partition("b (mine.Attention)")[2].partition("c: given")[0]
 
 

@@ -1,27 +1,19 @@
-"""Runs everything that is said, and writes measured.json: `python -m mha.phrases.measure`, with all frameworks."""
+"""Runs everything that is said, and writes measured.json: `python -m tests.mha.phrases.measure` (all frameworks)."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from functools import cache
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from conformance.judging.distance import Worst
-from mha.phrases import running
 from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, STATEMENTS, Calling, Making
 from mha.phrases.table import NATIVES
-
-MEASURED = Path(__file__).with_name("measured.json")
+from mha.phrases.text import AS_CALLED, MEASURED
+from tests.mha.phrases import running
 
 PACKAGES = ("torch", "keras", "tensorflow", "jax", "flax", "mxnet")
-
-AS_CALLED = ("made", "numbers")
-"""Concepts of which a plain call says what there is to say."""
 
 PAIR = Making(kv_heads="G"), STATEMENTS["padding-causal"][1]
 """What a pair is judged on; fewer heads of keys where both have them."""
@@ -58,30 +50,6 @@ def of_pair(old: Native, new: Native) -> Numbers:
 def numbers(outcome: Worst) -> Numbers:
     """Return [worst error / allowed error, largest error], each rounded to two digits."""
     return [float(f"{number:.1e}") for number in (outcome.ratio, outcome.largest)]
-
-
-@cache
-def recorded() -> dict[str, Any]:
-    """Return the content of measured.json: the last measured errors."""
-    found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
-    return found
-
-
-def verdict(found: Mapping[str, Numbers]) -> str:
-    """Return in words, for each dtype, how near a layer's results are to the definition's.
-
-    >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
-    'equal in float32, off by 2e-08 in float64'
-    """
-    equal = [dtype for dtype, (ratio, _) in found.items() if ratio <= 1]
-    parts = [f"equal in {' and '.join(equal)}"] if equal else []
-    return ", ".join(parts + [f"off by {found[dtype][1]:.0e} in {dtype}" for dtype in found if dtype not in equal])
-
-
-def verdict_of(native: Native, concept: str) -> str:
-    """Return `verdict` for a framework's layer and one concept; "" if that was not measured."""
-    found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
-    return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
 def main() -> None:
