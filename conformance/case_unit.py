@@ -213,12 +213,9 @@ def _named(case: Asked, whole: bool) -> str | Asked:
 @cache
 def case_by_id(name: str) -> Asked:
     """Return the case or the sequence of this id: from the table, or a random case."""
-    from conformance.cases.table import all_cases, all_sequences, select_asked
+    from conformance.cases.table import select_asked
 
-    if is_case_text(name):
-        return case_from_text(name)
-    same = (asked for asked in (*all_cases(), *all_sequences()) if asked.id == name)
-    return next(same, None) or select_asked((name,))[0]
+    return case_from_text(name) if is_case_text(name) else select_asked((name,))[0]
 
 
 @cache

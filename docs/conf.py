@@ -23,9 +23,7 @@ project = "mha-parity"
 author = "the mha-parity authors"
 project_copyright = "Apache-2.0"
 language = "en"  # and some pages in others: `_ext.languages`
-locale_dirs = ["locale"]
 gettext_compact = "pages"
-gettext_location = False
 
 extensions = [
     "myst_parser",

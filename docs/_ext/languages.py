@@ -1,4 +1,4 @@
-"""The first pages in other languages: a build of its own for each, from the catalogs in `docs/locale`.
+"""The first pages in other languages: a build of its own for each, from the catalogs in `docs/locales`.
 
 Of a page its paragraphs alone are translated; code, figures and exercises are those of the English page. A paragraph
 that is not in the catalog as it reads now is shown in English, with a sentence that says so, and named by the build.
@@ -28,10 +28,7 @@ LANGUAGES = {ENGLISH: "English", "ja": "日本語", "id": "Bahasa Indonesia"}
 PAGES = ("start", "attention", "heads-lesson", "layer-in-code")
 """What is translated; the first leads to the others."""
 
-SINCE = {
-    "ja": "この段落は、翻訳した後に英語版が変わりました。",
-    "id": "Paragraf ini telah berubah dalam bahasa Inggris sejak diterjemahkan.",
-}
+SINCE = {"ja": "この段落は翻訳後に英語版が変わりました。", "id": "Versi bahasa Inggris paragraf ini telah berubah."}
 
 
 def limited(app: Sphinx, config: Config) -> None:
@@ -68,9 +65,7 @@ class Elsewhere(SphinxPostTransform):
     default_priority = 8  # before MyST looks for the page
 
     def run(self, **kwargs: Any) -> None:
-        if self.config.language == ENGLISH:
-            return
-        for node in list(self.document.findall(pending_xref)):
+        for node in list(self.document.findall(pending_xref)) if self.config.language in SINCE else ():
             page, anchor = node["reftarget"], node.get("reftargetid")
             if node["refdomain"] == "doc" and page not in self.env.found_docs:
                 uri = f"../{page}.html" + (f"#{anchor}" if anchor else "")
@@ -108,13 +103,12 @@ def build_others(app: Sphinx, error: Exception | None) -> None:
         or not app.env.found_docs.issuperset(PAGES)
     ):
         return
-    for language in LANGUAGES:
-        if language != ENGLISH:
-            places = ["-d", f"{app.doctreedir}-{language}", str(app.srcdir), str(app.outdir / language)]
-            command = [sys.executable, "-m", "sphinx", "-nWq", "--keep-going", "-D", f"language={language}", *places]
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-            if done.returncode:
-                logging.getLogger(__name__).warning("pages in %s: %s", LANGUAGES[language], done.stderr)
+    for language in SINCE:
+        places = ["-d", f"{app.doctreedir}-{language}", str(app.srcdir), str(app.outdir / language)]
+        command = [sys.executable, "-m", "sphinx", "-nWq", "--keep-going", "-D", f"language={language}", *places]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            logging.getLogger(__name__).warning("pages in %s: %s", LANGUAGES[language], done.stderr)
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:

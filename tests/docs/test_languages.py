@@ -19,7 +19,7 @@ pytestmark = pytest.mark.same_on_newest  # no framework takes part
 
 OTHERS = [language for language in LANGUAGES if language != ENGLISH]
 ALL = [(language, page) for language in OTHERS for page in PAGES]
-CATALOGS = ROOT / "docs" / "locale"
+CATALOGS = ROOT / "docs" / "locales"
 
 
 def code_of(page):

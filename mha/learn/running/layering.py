@@ -139,14 +139,14 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """Return what judges a layer, in order: `first`, `own`, then ids of the cases and sequences of calls that fit."""
-    full = [case.id for case in all_cases() if _is_full(case) and not one.alone]
+    """Return what judges a layer, in order: `first`, `own`, then the cases and sequences of calls that fit."""
+    full = [case for case in all_cases() if _is_full(case) and not one.alone]
     sequences = [
-        sequence.id
+        sequence
         for sequence in (all_sequences() if one.has_state else ())
         if all(_is_full(case) for step in sequence.steps() for case in (step.case, step.beside) if case is not None)
     ]
-    return (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
+    return (*one.first, *one.own, *(case for case in full if case.id not in one.first), *sequences)
 
 
 def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:

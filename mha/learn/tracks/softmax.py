@@ -93,6 +93,12 @@ def _divided_by_largest(scores: NDArray, allowed: NDArray) -> NDArray:
     return _shares(np.exp(_masked(scores, allowed) / _masked(scores, allowed).max(-1, keepdims=True)))
 
 
+def _by_logarithm(scores: NDArray, allowed: NDArray) -> NDArray:
+    largest = _masked(scores, allowed).max(-1, keepdims=True)
+    sums = np.exp(_masked(scores, allowed) - largest).sum(-1, keepdims=True)
+    return np.exp(_masked(scores, allowed) - (largest + np.log(sums)))
+
+
 def _filled(fill: float, scores: NDArray, allowed: NDArray) -> NDArray:
     return _softmax(np.where(allowed, scores, fill))
 
@@ -117,12 +123,8 @@ def _mistakes() -> Iterator[tuple[int, Weights, str]]:
         words = f"A number is added to masked scores, {number}, {NOT_INFINITY}" if fill else NO_MASK
         yield READ_FINITE, partial(_fill_added, fill), words
     of_matrix = f"over the whole matrix, not over each row: rows far below it become 0 / 0. {OWN_MAXIMUM}"
-    of_mean = (
-        "The mean of the row is subtracted, and not its maximum: the exponential of the largest score can still be "
-    )
-    of_negative = (
-        "Negative scores are set to 0 and the others divided by their sum. A softmax takes exponentials first."
-    )
+    of_mean = "The mean of the row is subtracted, and not its maximum: the largest exponential can be infinite."
+    of_signs = "Negative scores are set to 0 and the others divided by their sum. A softmax takes exponentials first."
     of_smallest = f"Masked scores become the smallest score of all, {COUNTS}"
     of_smallest_in_row = f"Masked scores become the smallest score of their row, {COUNTS}"
     inverted = "True is taken for masked, and False for allowed: True says that the query may attend to the key."
@@ -132,14 +134,15 @@ def _mistakes() -> Iterator[tuple[int, Weights, str]]:
         lambda s, a: _softmax(_masked(s, a), -2),
         f"The maximum is taken over each column, not over each row. {OWN_MAXIMUM}",
     )
-    yield NUMBERS, _mean_subtracted, f"{of_mean}infinite."
+    yield NUMBERS, _mean_subtracted, of_mean
+    yield NUMBERS, _by_logarithm, "Beside a very large score the logarithm of the sum is lost. Divide by the sum."
     yield NUMBERS, _divided_by_largest, "Scores are divided by the largest of their row. It must be subtracted."
     yield (
         NUMBERS,
         lambda s, a: _shares(_opened(s, a)),
         "Scores are divided by their sum, and no exponential is taken first.",
     )
-    yield NUMBERS, lambda s, a: _shares(np.maximum(_opened(s, a), 0.0)), of_negative
+    yield NUMBERS, lambda s, a: _shares(np.maximum(_opened(s, a), 0.0)), of_signs
     yield NUMBERS, lambda s, a: _softmax(np.where(a, s, s.min())), of_smallest
     yield NUMBERS, lambda s, a: _softmax(np.where(a, s, s.min(-1, keepdims=True))), of_smallest_in_row
     yield NUMBERS, lambda s, a: _softmax(np.where(a, -np.inf, s)), inverted

@@ -217,6 +217,52 @@ def test_a_layer_that_was_asked_nothing_is_not_right():
     assert len(cases_of(one)) == 5
 
 
+PLACED = "It would be right with {} in place of {}."
+MERGED = "heads.transpose(0, 2, 1, 3).reshape(len(heads), heads.shape[2], -1)"
+SAID = [
+    ("weighted-sum", "weights, values", "weights**2 @ values", PLACED.format("weights ** 2", "weights")),
+    (
+        "weighted-sum",
+        "weights, values",
+        "weights @ values / len(values)",
+        PLACED.format("weights / len(weights)", "weights"),
+    ),
+    (
+        "weighted-sum",
+        "weights, values",
+        "np.take_along_axis(values, weights.argmax(-1)[..., None], axis=-2)",
+        PLACED.format("1 for the largest in each row of weights and 0 else", "weights"),
+    ),
+    (
+        "output",
+        "heads, weight, bias",
+        f"{MERGED} @ weight.T / heads.shape[1] + (0.0 if bias is None else bias)",
+        PLACED.format("heads / heads.shape[1]", "heads"),
+    ),
+    (
+        "softmax",
+        "scores",
+        "np.exp(scores - (m := scores.max(-1, keepdims=True)) - np.log(np.exp(scores - m).sum(-1, keepdims=True)))",
+        "softmax: right",  # the difference comes first
+    ),
+    (
+        "softmax",
+        "scores",
+        "np.exp(scores - ((m := scores.max(-1, keepdims=True)) + np.log(np.exp(scores - m).sum(-1, keepdims=True))))",
+        "Beside a very large score the logarithm of the sum is lost. Divide by the sum.",
+    ),
+]
+"""Exercise, parameters, the expression that is returned, and what is said of it."""
+
+
+@pytest.mark.same_on_newest  # it computes in NumPy alone
+@pytest.mark.parametrize(("name", "parameters", "returned", "sentence"), SAID)
+def test_what_an_answer_computes_instead_is_said(write, name, parameters, returned, sentence):
+    function = f"def {name.replace('-', '_')}({parameters}):\n    return {returned}\n"
+    one, folder = write(name, f"import numpy as np\n\n\n{function}")
+    assert sentence in hint(one, folder, 2, "numpy").text
+
+
 # The folder ----------------------------------------------------------------------------------------------
 
 
