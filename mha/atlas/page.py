@@ -113,6 +113,7 @@ mha atlas 'ort-*'                               # these, on the screen
 mha atlas --json atlas.json --page atlas.md     # all that are installed
 mha atlas --python mlx=mlx/bin/python mlx       # in an environment of its own, which has mha-parity too
 mha atlas --diff docs/_data/atlas.json 'ort-*'  # what is another since
+mha atlas mine:attend                           # a function of your own of arrays: attend(q, k, v, *, mask=None)
 ```
 
 Each engine has an extra, which it names where it is missing. It runs in a process of its own: one that hangs, prints or

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import update_wrapper
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from conformance.subjects.ask import CannotExpress
 from conformance.workers.interpreters import Settings
 from mha.atlas.engine import named
 from mha.atlas.page import page
+from mha.atlas.questions import arrays
 from mha.atlas.run import entry_of, whole
+from mha_core.errors import one_line
 from mha_core.files.writing import write_json, write_whole
 from tests.mha.atlas import FOOT, HEAD
 from tests.mha.seam.packages import _torch
@@ -336,6 +339,8 @@ def denoising_diffusion(q, k, v):
 def conformer(q, k, v, *, allowed=None, lengths=None):
     from conformer.conformer import Attention
 
+    if q.shape[2] != k.shape[2]:
+        raise CannotExpress("as many keys as queries: its positions are relative")
     count, width = width_of(q)
     layer = Attention(width, heads=count, dim_head=width // count)
     layer = halved(layer, q, {"rel_pos_emb.weight": torch.zeros_like(layer.rel_pos_emb.weight)})
@@ -374,11 +379,57 @@ def transformers_sdpa(q, k, v, *, mask=None, scale=None):
 
 @of("pytorch-forecasting", call="FullAttention()(q, k, v, mask)")
 def pytorch_forecasting(q, k, v, *, allowed=None):
+    return _forecasting(q, k, v, allowed, use_efficient_attention=False)
+
+
+@of("pytorch-forecasting", call="FullAttention(use_efficient_attention=True)(q, k, v, mask)")
+def pytorch_forecasting_efficient(q, k, v, *, allowed=None):
+    return _forecasting(q, k, v, allowed, use_efficient_attention=True)
+
+
+def _forecasting(q, k, v, allowed, **settings):
     from pytorch_forecasting.layers import FullAttention
 
-    given = (one.transpose(1, 2) for one in (q, k, v))
-    layer = FullAttention(mask_flag=allowed is not None, attention_dropout=0.0)
-    return layer.eval()(*given, allowed, None, None)[0].transpose(1, 2)
+    mask = None if allowed is None else SimpleNamespace(mask=~allowed)
+    layer = FullAttention(mask_flag=allowed is not None, attention_dropout=0.0, **settings).eval()
+    return layer(*(one.transpose(1, 2) for one in (q, k, v)), mask)[0].transpose(1, 2)
+
+
+@of("neuralforecast", call="neuralforecast.common._modules.FullAttention()(q, k, v, mask)")
+def neuralforecast(q, k, v, *, allowed=None):
+    from neuralforecast.common._modules import FullAttention
+
+    mask = None if allowed is None else SimpleNamespace(mask=~allowed)
+    layer = FullAttention(mask_flag=allowed is not None, attention_dropout=0.0, output_attention=True).eval()
+    return layer(*(one.transpose(1, 2) for one in (q, k, v)), mask)[0].transpose(1, 2)
+
+
+@of("tab-transformer-pytorch", call="Attention(E)(x)")
+def tab_transformer(q, k, v):
+    from tab_transformer_pytorch.tab_transformer_pytorch import Attention
+
+    count, width = width_of(q)
+    layer = Attention(width, heads=count, dim_head=width // count)
+    return heads(fused(layer, q, "to_qkv.weight", "to_out.weight")(packed(q, k, v))[0], count)
+
+
+@of("pytorch-tabular", call="MultiHeadedAttention(E, H)(x)")
+def pytorch_tabular(q, k, v):
+    from pytorch_tabular.models.common.layers.transformers import MultiHeadedAttention
+
+    count, width = width_of(q)
+    layer = MultiHeadedAttention(width, count, width // count, 0.0)
+    return heads(fused(layer, q, "to_qkv.weight", "to_out.weight")(packed(q, k, v)), count)
+
+
+@of("uni2ts", call="uni2ts.module.attention.MultiHeadAttention(E, H)(q, k, v, attn_mask)")
+def uni2ts(q, k, v, *, mask=None):
+    from uni2ts.module.attention import MultiHeadAttention
+
+    count, width = width_of(q)
+    names = "q_proj.weight k_proj.weight v_proj.weight out_proj.weight"
+    layer = separate(MultiHeadAttention(width, count, norm_layer=None), q, names)
+    return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=pairs_of(mask)), count)
 
 
 @of("torch", call="torch.ao.nn.quantizable.MultiheadAttention(E, H)(q, k, v, attn_mask=)")
@@ -432,6 +483,11 @@ def main() -> None:
     json_path, page_path, *names = sys.argv[1:]
     entries = []
     for name in names or layers():
+        try:
+            layers()[name](*arrays(5, 5))
+        except (ImportError, OSError) as error:
+            sys.stdout.write(f"{name}: not asked: {one_line(error)}\n")
+            continue
         entry = entry_of(named(f"tests.mha.atlas.layers:{name}"), (), Settings(here=True), 60.0)
         entries.append(replace(entry, id=name.replace("_", "-"), call=layers()[name].line))
         sys.stdout.write(
