@@ -107,7 +107,7 @@ def described(id: str) -> dict[str, Any]:
         "options": [one.name for one in parameters],
         "always": [one.name for one in parameters if one.default is one.empty],
         "dtypes": list(module.DTYPES),
-        "versions": {package: metadata.version(package) for package in named(id).packages},
+        "versions": {name: metadata.version(name) for name in getattr(function, "packages", named(id).packages)},
         "python": platform.python_version(),
     }
 

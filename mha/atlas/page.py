@@ -19,34 +19,37 @@ def answered(cells: Sequence[Json]) -> int:
     return sum(cell["status"] != CANNOT for cell in cells)
 
 
-def page(found: Json) -> str:
-    """Return the page of everything that was found, in Markdown."""
-    return "\n".join(_lines(found)) + "\n"
-
-
-def _lines(found: Json) -> Iterator[str]:
-    ran = [one for one in found["engines"] if not one["why"]]
-    cells = [cell for one in ran for cell in one["cells"]]
-    yield f"""# Where engines part
+HEAD = """# Where engines part
 
 Many programs compute attention, and they agree until a call is unusual. Here each is asked the same small questions,
-and judged by the [vectors](vectors.md) that it can take. Every line is from a run on a CPU: {len(ran)} engines,
-{answered(cells)} of {len(cells)} questions answered; for the others an engine has no argument. `mha atlas` writes this
-page ([how](#run-it)).
+and judged by the [vectors](vectors.md) that it can take. Every line is from a run on a CPU: {ran} engines,
+{answered} of {asked} questions answered; for the others an engine has no argument. `mha atlas` writes this page
+([how](#run-it)). Layers of other packages have [their own](atlas-layers.md).
 
 "The definition" is [this project's](definition.md). To part from it is no fault where an engine's own page says so.
 
 ## Question by question
 """
+
+
+def page(found: Json, head: str = HEAD, foot: str = "") -> str:
+    """Return the page of everything that was found, in Markdown; `foot`: its last section. Default: how to run it."""
+    return "\n".join(_lines(found, head, foot or RUN)).rstrip("\n") + "\n"
+
+
+def _lines(found: Json, head: str, foot: str) -> Iterator[str]:
+    ran = [one for one in found["engines"] if not one["why"]]
+    cells = [cell for one in ran for cell in one["cells"]]
+    yield head.format(ran=len(ran), answered=answered(cells), asked=len(cells))
     for about in dict.fromkeys(one["about"] for one in found["questions"]):
         yield f"### {about}\n"
         for question in found["questions"]:
             if question["about"] == about:
                 yield from _question(question, ran)
-    yield "## Engine by engine\n"
+    yield "## One by one\n"
     for one in found["engines"]:
         yield from _engine(one, found["questions"])
-    yield RUN
+    yield foot
 
 
 def _question(question: Json, ran: Sequence[Json]) -> Iterator[str]:
@@ -110,6 +113,7 @@ mha atlas 'ort-*'                               # these, on the screen
 mha atlas --json atlas.json --page atlas.md     # all that are installed
 mha atlas --python mlx=mlx/bin/python mlx       # in an environment of its own, which has mha-parity too
 mha atlas --diff docs/_data/atlas.json 'ort-*'  # what is another since
+mha atlas mine:attend                           # a function of your own of arrays: attend(q, k, v, *, mask=None)
 ```
 
 Each engine has an extra, which it names where it is missing. It runs in a process of its own: one that hangs, prints or

@@ -186,11 +186,13 @@ class Asker:
             except Exception:
                 raised.append(row["id"])
                 continue
-            shapes = all(array.shape == arrays[f"expected/{name}"].shape for name, array in found.items())
-            ratios, wrong = compared(found, arrays) if shapes else ([], [...])
+            if any(array.shape != arrays[f"expected/{name}"].shape for name, array in found.items()):
+                differ.append(row["id"])
+                continue
+            ratios, wrong = compared(found, arrays)
             if wrong:
                 differ.append(row["id"])
-                counts["little"] += shapes and all(_is_little(one, arrays, row["dtype"]) for one in wrong)
+                counts["little"] += all(_is_little(one, arrays, row["dtype"]) for one in wrong)
             else:
                 counts["equal"] += 1
                 counts["gradients"] += len(found) > 1
@@ -245,7 +247,8 @@ class Asker:
 def _is_little(wrong: Mismatch, arrays: Mapping[str, NDArray], dtype: str) -> bool:
     expected = np.abs(arrays[f"expected/{wrong.stage}"])
     largest = expected[np.isfinite(expected)].max(initial=0.0)
-    return bool(np.isfinite(wrong.error) and wrong.error <= LITTLE[dtype] * max(1.0, largest))
+    error = np.nan if wrong.error is None else wrong.error
+    return bool(error <= LITTLE[dtype] * max(1.0, largest))
 
 
 def said(error: Exception) -> str:

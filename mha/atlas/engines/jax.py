@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,14 +51,14 @@ def equinox(q, k, v, *, allowed=None):
 
     heads, width, value_width = q.shape[1], q.shape[1] * q.shape[3], v.shape[1] * v.shape[3]
     sizes = {"value_size": value_width, "output_size": value_width, "qk_size": q.shape[3], "vo_size": v.shape[3]}
-    layer = eqx.nn.MultiheadAttention(heads, width, **sizes, key=jax.random.key(0))
+    layer: Any = eqx.nn.MultiheadAttention(heads, width, **sizes, key=jax.random.key(0))
     eye, value_eye = jnp.eye(width, dtype=q.dtype), jnp.eye(value_width, dtype=q.dtype)
     names = ("query_proj", "key_proj", "value_proj", "output_proj")
     layer = eqx.tree_at(
         lambda layer: [getattr(layer, name).weight for name in names], layer, [eye, eye, value_eye, value_eye]
     )
     given = tuple(map(_merged, (q, k, v)))
-    found = jax.vmap(lambda q, k, v, mask: layer(q, k, v, mask), in_axes=(0, 0, 0, None if allowed is None else 0))
+    found: Any = jax.vmap(lambda q, k, v, mask: layer(q, k, v, mask), in_axes=(0, 0, 0, None if allowed is None else 0))
     return _split(found(*given, allowed), heads)
 
 
@@ -65,7 +67,7 @@ def haiku(q, k, v, *, allowed=None):
 
     def layer(q, k, v):
         sizes = {"value_size": v.shape[-1] // heads, "model_size": v.shape[-1], "with_bias": False}
-        init = {"w_init": lambda shape, dtype: jnp.eye(*shape, dtype=dtype)}
+        init = {"w_init": lambda shape, dtype: jnp.eye(shape[0], shape[1], dtype=dtype)}
         return hk.MultiHeadAttention(heads, width, **sizes, **init)(q, k, v, allowed)
 
     heads, width = q.shape[1], q.shape[3]
@@ -84,7 +86,7 @@ def flax(q, k, v, *, allowed=None, bias=None, cache=None):
         return jnp.swapaxes(nnx.dot_product_attention(q, k, v, bias, allowed), 1, 2)
     x = _merged(jnp.swapaxes(q, 1, 2))
     init = {"kernel_init": lambda key, shape, dtype: jnp.eye(x.shape[-1], dtype=dtype).reshape(shape)}
-    settings = {"decode": True, "use_bias": False, "rngs": nnx.Rngs(0), **init}
+    settings: dict[str, Any] = {"decode": True, "use_bias": False, "rngs": nnx.Rngs(0), **init}
     layer = nnx.MultiHeadAttention(q.shape[2], x.shape[-1], **settings)
     layer.init_cache((x.shape[0], cache, x.shape[-1]))
     outputs = [layer(x[:, step : step + 1]) for step in range(x.shape[1])]

@@ -71,14 +71,22 @@ def atlas(asked: AtlasOptions) -> None:
 
 
 def _read(option: str, path: Path) -> Mapping[str, Any]:
+    from mha.atlas.page import page
+    from mha.atlas.run import changes
+    from mha_core.errors import one_line, shown
     from mha_core.files.outside import parse_json_object
 
     try:
         found = parse_json_object(path.read_bytes(), what=str(path))
     except OSError as error:
         raise CouldNotRun(f"{option} {path} can't be read: {error.strerror}") from error
-    if found.get("schema") != 1 or not isinstance(found.get("engines"), list):
-        raise CouldNotRun(f"{option} {path} is no file of `mha atlas --json` (its schema must be 1)")
+    try:
+        if found["schema"] != 1:
+            raise ValueError(f"its schema must be 1. Got {shown(found['schema'])}.")
+        page(found)  # what lacks a field is not read at the end alone
+        list(changes(found, found))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CouldNotRun(f"{option} {path} is no file of `mha atlas --json`: {one_line(error)}") from error
     return found
 
 

@@ -1,4 +1,4 @@
-"""Attention layers of other packages, asked as engines are: `mha atlas tests.mha.atlas.layers:timm`.
+"""Attention layers of other packages, asked as engines are: `python -m tests.mha.atlas.layers JSON PAGE [LAYER...]`.
 
 A layer is given projections that pick queries, keys and values out of one wide input, and pass its heads on: head h of
 the input has 3 d channels, [queries, keys, values]. So it computes attention of any queries, keys and values, and its
@@ -7,42 +7,55 @@ own code does all of it. Layers of one input take as many keys as queries.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import update_wrapper
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from conformance.subjects.ask import CannotExpress
+from conformance.workers.interpreters import Settings
+from mha.atlas.engine import named
+from mha.atlas.page import page
+from mha.atlas.questions import arrays
+from mha.atlas.run import entry_of, whole
+from mha_core.errors import one_line
+from mha_core.files.writing import write_json, write_whole
+from tests.mha.atlas import FOOT, HEAD
 from tests.mha.seam.packages import _torch
 
 PARTS = 3
 """Queries, keys and values."""
 
 
-def of(*packages: str, grouped: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator: the packages whose versions count, and arrays in place of tensors.
+class Layer:
+    """A function of tensors as one of arrays, and the packages whose versions count.
 
     A layer whose bool mask hides where it is True has a `bias` alone.
     """
 
-    def decorate(attend: Callable[..., Any]) -> Callable[..., Any]:
-        from functools import wraps
+    def __init__(self, attend: Callable[..., Any], packages: tuple[str, ...], call: str, grouped: bool) -> None:
+        self.packages, self.line, self._grouped, self._attend = packages, call, grouped, attend
+        update_wrapper(self, attend)
 
-        @wraps(attend)
-        def call(q: Any, k: Any, v: Any, **options: Any) -> Any:
-            _torch()
-            if q.shape[1] != k.shape[1] and not grouped:
-                raise CannotExpress("grouped heads")
-            given = [torch.from_numpy(np.array(one)) for one in (q, k, v)]
-            made = {n: torch.from_numpy(np.array(o)) if isinstance(o, np.ndarray) else o for n, o in options.items()}
-            with torch.no_grad():
-                return attend(*given, **made).numpy()
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        _torch()
+        if q.shape[1] != k.shape[1] and not self._grouped:
+            raise CannotExpress("grouped heads")
+        given = [torch.from_numpy(np.array(one)) for one in (q, k, v)]
+        made = {n: torch.from_numpy(np.array(o)) if isinstance(o, np.ndarray) else o for n, o in options.items()}
+        with torch.no_grad():
+            return self._attend(*given, **made).numpy()
 
-        call.packages = packages  # type: ignore[attr-defined]
-        return call
 
-    return decorate
+def of(*packages: str, call: str, grouped: bool = False) -> Callable[[Callable[..., Any]], Layer]:
+    """Return a decorator that makes a function a Layer; `call`: the one-line call that its users write."""
+    return lambda attend: Layer(attend, packages, call, grouped)
 
 
 def packed(q: Any = None, k: Any = None, v: Any = None) -> Any:
@@ -103,12 +116,38 @@ def fused(layer: Any, q: Any, qkv: str, out: str) -> Any:
     return filled(layer, {qkv: torch.cat([matrices[name] for name in "qkv"]), out: matrices["o"]})
 
 
+def halved(layer: Any, q: Any, more: Mapping[str, Any] | None = None) -> Any:
+    """Return the layer, whose keys and values have one matrix, as lucidrains' layers have."""
+    matrices = picking(q.shape[1], q.shape[3])
+    both = torch.cat([matrices["k"], matrices["v"]])
+    weights = {"to_q.weight": matrices["q"], "to_kv.weight": both, "to_out.weight": matrices["o"]}
+    return filled(layer, {**weights, **(more or {})})
+
+
+def keys_of(k: Any, allowed: Any, lengths: Any) -> Any:
+    """Return a mask of keys (B, Lk), for a layer that has no other; None for no mask."""
+    if allowed is not None and not (allowed == allowed[:, :1, :1]).all():
+        raise CannotExpress("a mask of pairs: it takes one of keys")
+    if lengths is not None:
+        return torch.arange(k.shape[2]) < lengths[:, None]
+    return None if allowed is None else allowed[:, 0, 0]
+
+
+def pairs_of(mask: Any, *, heads: bool = False) -> Any:
+    """Return a mask (B, Lq, Lk), for a layer that has one for all heads; (Lq, Lk) with `heads`."""
+    if mask is None:
+        return None
+    if not (mask == mask[:, :1]).all() or (heads and not (mask == mask[:1]).all()):
+        raise CannotExpress("a mask for each item or head: it takes one for all")
+    return mask[0, 0] if heads else mask[:, 0]
+
+
 def width_of(q: Any) -> tuple[int, int]:
     """Return the number of heads, and of all channels."""
     return q.shape[1], q.shape[1] * q.shape[3] * PARTS
 
 
-@of("torch")
+@of("torch", call="nn.MultiheadAttention(E, H)(q, k, v, attn_mask=)")
 def torch_mha(q, k, v, *, bias=None):
     count, width = width_of(q)
     layer = torch.nn.MultiheadAttention(width, count, batch_first=True)
@@ -117,7 +156,7 @@ def torch_mha(q, k, v, *, bias=None):
     return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=mask)[0], count)
 
 
-@of("timm")
+@of("timm", call="timm.layers.Attention(E, H)(x, attn_mask=)")
 def timm(q, k, v, *, mask=None):
     from timm.layers import Attention
 
@@ -125,7 +164,7 @@ def timm(q, k, v, *, mask=None):
     return heads(fused(Attention(width, count), q, "qkv.weight", "proj.weight")(packed(q, k, v), attn_mask=mask), count)
 
 
-@of("x-transformers")
+@of("x-transformers", call="Attention(E)(x, context, attn_mask=, attn_bias=)")
 def x_transformers(q, k, v, *, allowed=None, bias=None):
     from x_transformers.x_transformers import Attention
 
@@ -135,7 +174,7 @@ def x_transformers(q, k, v, *, allowed=None, bias=None):
     return heads(layer(packed(q), context=packed(None, k, v), attn_mask=allowed, attn_bias=bias), count)
 
 
-@of("openai-whisper")
+@of("openai-whisper", call="whisper.model.MultiHeadAttention(E, H)(x, xa, mask)")
 def whisper(q, k, v, *, bias=None):
     from whisper.model import MultiHeadAttention
 
@@ -144,37 +183,33 @@ def whisper(q, k, v, *, bias=None):
     return heads(layer(packed(q), packed(None, k, v), mask=bias)[0], count)
 
 
-@of("monai")
-def monai(q, k, v, *, mask=None):
+@of("monai", call="SABlock(E, H)(x, attn_mask=)")
+def monai(q, k, v, *, allowed=None, lengths=None):
     from monai.networks.blocks.selfattention import SABlock
 
     count, width = width_of(q)
     layer = fused(SABlock(width, count), q, "qkv.weight", "out_proj.weight")
-    return heads(layer(packed(q, k, v), attn_mask=mask), count)
+    return heads(layer(packed(q, k, v), attn_mask=keys_of(k, allowed, lengths)), count)
 
 
-@of("kornia")
-def kornia(q, k, v, *, allowed=None):
+@of("kornia", call="FullAttention()(q, k, v, q_mask, kv_mask)")
+def kornia(q, k, v, *, allowed=None, lengths=None):
     from kornia.feature.loftr.loftr_module.linear_attention import FullAttention
 
-    if allowed is not None and not (allowed == allowed[:, :1, :1]).all():
-        raise CannotExpress("a mask of pairs: it takes one of queries and one of keys")
-    given = (one.transpose(1, 2) for one in (q, k, v))
-    rows = None if allowed is None else torch.ones(len(q), q.shape[2], dtype=bool)
-    found = FullAttention().eval()(*given, rows, None if allowed is None else allowed[:, 0, 0])
-    return found.transpose(1, 2)
+    keys = keys_of(k, allowed, lengths)
+    rows = None if keys is None else torch.ones(len(q), q.shape[2], dtype=torch.bool)
+    return FullAttention().eval()(*(one.transpose(1, 2) for one in (q, k, v)), rows, keys).transpose(1, 2)
 
 
-@of("vit-pytorch")
-def vit_pytorch(q, k, v, *, allowed=None):
-    from vit_pytorch.na_vit import Attention
+@of("vit-pytorch", call="vit_pytorch.cct.Attention(E, H)(x)")
+def vit_pytorch(q, k, v):
+    from vit_pytorch.cct import Attention
 
     count, width = width_of(q)
-    layer = Attention(width, heads=count, dim_head=width // count)
-    raise CannotExpress("it normalises queries and keys") if layer else None
+    return heads(fused(Attention(width, count), q, "qkv.weight", "proj.weight")(packed(q, k, v)), count)
 
 
-@of("diffusers")
+@of("diffusers", call="Attention(E)(x, context, attention_mask)")
 def diffusers(q, k, v, *, mask=None):
     from diffusers.models.attention_processor import Attention
 
@@ -187,7 +222,7 @@ def diffusers(q, k, v, *, mask=None):
     return heads(layer(packed(q), encoder_hidden_states=packed(None, k, v), attention_mask=given), count)
 
 
-@of("open_clip_torch")
+@of("open_clip_torch", call="open_clip.transformer.Attention(E, H)(x, attn_mask=)")
 def open_clip(q, k, v, *, bias=None):
     from open_clip.transformer import Attention
 
@@ -197,36 +232,26 @@ def open_clip(q, k, v, *, bias=None):
     return heads(layer(packed(q, k, v), attn_mask=mask), count)
 
 
-@of("perceiver-pytorch")
-def perceiver(q, k, v, *, allowed=None):
+@of("perceiver-pytorch", call="Attention(E)(x, context, mask)")
+def perceiver(q, k, v, *, allowed=None, lengths=None):
     from perceiver_pytorch.perceiver_pytorch import Attention
 
-    if allowed is not None and not (allowed == allowed[:, :1, :1]).all():
-        raise CannotExpress("a mask of pairs: it takes one of keys")
     count, width = width_of(q)
-    matrices = picking(count, q.shape[3])
-    layer = Attention(width, heads=count, dim_head=width // count)
-    kv = torch.cat([matrices["k"], matrices["v"]])
-    layer = filled(layer, {"to_q.weight": matrices["q"], "to_kv.weight": kv, "to_out.weight": matrices["o"]})
-    return heads(layer(packed(q), packed(None, k, v), None if allowed is None else allowed[:, 0, 0]), count)
+    layer = halved(Attention(width, heads=count, dim_head=width // count), q)
+    return heads(layer(packed(q), packed(None, k, v), keys_of(k, allowed, lengths)), count)
 
 
-@of("memory-efficient-attention-pytorch")
-def memory_efficient(q, k, v, *, allowed=None, bias=None, causal=False):
+@of("memory-efficient-attention-pytorch", call="Attention(memory_efficient=True)(x, context, mask=, attn_bias=)")
+def memory_efficient(q, k, v, *, allowed=None, bias=None, causal=False, lengths=None):
     from memory_efficient_attention_pytorch import Attention
 
-    if allowed is not None and not (allowed == allowed[:, :1, :1]).all():
-        raise CannotExpress("a mask of pairs: it takes one of keys")
     count, width = width_of(q)
-    matrices = picking(count, q.shape[3])
-    layer = Attention(dim=width, heads=count, dim_head=width // count, causal=causal, memory_efficient=True)
-    kv = torch.cat([matrices["k"], matrices["v"]])
-    layer = filled(layer, {"to_q.weight": matrices["q"], "to_kv.weight": kv, "to_out.weight": matrices["o"]})
-    keys = None if allowed is None else allowed[:, 0, 0]
-    return heads(layer(packed(q), packed(None, k, v), mask=keys, attn_bias=bias), count)
+    sizes = {"heads": count, "dim_head": width // count}
+    layer = halved(Attention(dim=width, causal=causal, memory_efficient=True, **sizes), q)
+    return heads(layer(packed(q), packed(None, k, v), mask=keys_of(k, allowed, lengths), attn_bias=bias), count)
 
 
-@of("segment-anything")
+@of("segment-anything", call="Attention(E, H)(q, k, v)")
 def segment_anything(q, k, v):
     from segment_anything.modeling.transformer import Attention
 
@@ -235,47 +260,40 @@ def segment_anything(q, k, v):
     return heads(layer(packed(q), packed(k=k), packed(v=v)), count)
 
 
-@of("fair-esm")
+@of("fair-esm", call="esm.multihead_attention.MultiheadAttention(E, H)(q, k, v, attn_mask=)")
 def esm(q, k, v, *, bias=None, lengths=None):
     from esm.multihead_attention import MultiheadAttention
 
     count, width = width_of(q)
     names = "q_proj.weight k_proj.weight v_proj.weight out_proj.weight"
     layer = separate(MultiheadAttention(width, count), q, names)
-    if bias is not None and not (bias == bias[:1, :1]).all():
-        raise CannotExpress("a mask for each item: it takes one for all")
-    padding = None if lengths is None else torch.arange(k.shape[2]) >= lengths[:, None]
+    padding = None if lengths is None else ~keys_of(k, None, lengths)
     given = (x.transpose(0, 1) for x in (packed(q), packed(k=k), packed(v=v)))
-    masks = {"attn_mask": None if bias is None else bias[0, 0], "key_padding_mask": padding}
-    return heads(layer(*given, **masks, need_weights=True)[0].transpose(0, 1), count)
+    masks = {"attn_mask": pairs_of(bias, heads=True), "key_padding_mask": padding}
+    return heads(layer(*given, **masks)[0].transpose(0, 1), count)
 
 
-@of("espnet")
+@of("espnet", call="MultiHeadedAttention(H, E, 0)(q, k, v, mask)")
 def espnet(q, k, v, *, allowed=None):
     from espnet.nets.pytorch_backend.transformer.attention import MultiHeadedAttention
 
     count, width = width_of(q)
     names = "linear_q.weight linear_k.weight linear_v.weight linear_out.weight"
     layer = separate(MultiHeadedAttention(count, width, 0.0), q, names)
-    if allowed is not None and not (allowed == allowed[:, :1]).all():
-        raise CannotExpress("a mask for each head: it takes one for all")
-    return heads(layer(packed(q), packed(k=k), packed(v=v), None if allowed is None else allowed[:, 0]), count)
+    return heads(layer(packed(q), packed(k=k), packed(v=v), pairs_of(allowed)), count)
 
 
-@of("joeynmt")
+@of("joeynmt", call="MultiHeadedAttention(H, E, 0)(k, v, q, mask)")
 def joeynmt(q, k, v, *, allowed=None):
     from joeynmt.transformer_layers import MultiHeadedAttention
 
     count, width = width_of(q)
     names = "q_layer.weight k_layer.weight v_layer.weight output_layer.weight"
     layer = separate(MultiHeadedAttention(count, width, 0.0), q, names)
-    if allowed is not None and not (allowed == allowed[:, :1]).all():
-        raise CannotExpress("a mask for each head: it takes one for all")
-    found = layer(packed(k=k), packed(v=v), packed(q), None if allowed is None else allowed[:, 0])
-    return heads(found[0], count)
+    return heads(layer(packed(k=k), packed(v=v), packed(q), pairs_of(allowed))[0], count)
 
 
-@of("speechbrain")
+@of("speechbrain", call="speechbrain.nnet.attention.MultiheadAttention(H, E)(q, k, v, attn_mask=)")
 def speechbrain(q, k, v, *, bias=None):
     from speechbrain.nnet.attention import MultiheadAttention
 
@@ -285,58 +303,53 @@ def speechbrain(q, k, v, *, bias=None):
     return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=mask)[0], count)
 
 
-@of("torchscale")
-def torchscale(q, k, v, *, bias=None):
+@of("torchscale", call="MultiheadAttention(args, E, H)(q, k, v, attn_mask=)")
+def torchscale(q, k, v, *, bias=None, lengths=None):
     from torchscale.architecture.config import EncoderConfig
     from torchscale.component.multihead_attention import MultiheadAttention
 
     count, width = width_of(q)
     layer = MultiheadAttention(EncoderConfig(multiway=False), width, count, self_attention=True)
     layer = separate(layer, q, "q_proj.weight k_proj.weight v_proj.weight out_proj.weight")
-    if bias is not None and not (bias == bias[:1, :1]).all():
-        raise CannotExpress("a mask for each item: it takes one for all")
-    masks = {"attn_mask": None if bias is None else bias[0, 0]}
+    padding = None if lengths is None else ~keys_of(k, None, lengths)
+    masks = {"attn_mask": pairs_of(bias, heads=True), "key_padding_mask": padding}
     return heads(layer(packed(q), packed(k=k), packed(v=v), **masks)[0], count)
 
 
-@of("tsai")
-def tsai(q, k, v, *, mask=None):
+@of("tsai", call="tsai.models.layers.MultiheadAttention(E, H)(q, k, v, attn_mask=)")
+def tsai(q, k, v, *, bias=None, lengths=None):
     from tsai.models.layers import MultiheadAttention
 
     count, width = width_of(q)
     layer = MultiheadAttention(width, count, qkv_bias=False)
     layer = separate(layer, q, "W_Q.weight W_K.weight W_V.weight to_out.0.weight")
-    if mask is not None and not (mask == mask[:1, :1]).all():
-        raise CannotExpress("a mask for each item: it takes one for all")
-    return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=None if mask is None else mask[0, 0])[0], count)
+    padding = None if lengths is None else ~keys_of(k, None, lengths)
+    masks = {"attn_mask": pairs_of(bias, heads=True), "key_padding_mask": padding}
+    return heads(layer(packed(q), packed(k=k), packed(v=v), **masks)[0], count)
 
 
-@of("denoising-diffusion-pytorch")
+@of("denoising-diffusion-pytorch", call="Attend(flash=False)(q, k, v)")
 def denoising_diffusion(q, k, v):
     from denoising_diffusion_pytorch.attend import Attend
 
     return Attend(flash=False).eval()(q, k, v)
 
 
-@of("conformer")
-def conformer(q, k, v, *, allowed=None):
+@of("conformer", call="conformer.conformer.Attention(E)(x, context, mask=, context_mask=)")
+def conformer(q, k, v, *, allowed=None, lengths=None):
     from conformer.conformer import Attention
 
+    if q.shape[2] != k.shape[2]:
+        raise CannotExpress("as many keys as queries: its positions are relative")
     count, width = width_of(q)
-    matrices = picking(count, q.shape[3])
     layer = Attention(width, heads=count, dim_head=width // count)
-    kv = torch.cat([matrices["k"], matrices["v"]])
-    position = torch.zeros_like(layer.rel_pos_emb.weight)
-    weights = {"to_q.weight": matrices["q"], "to_kv.weight": kv, "to_out.weight": matrices["o"]}
-    layer = filled(layer, {**weights, "rel_pos_emb.weight": position})
-    if allowed is not None and not (allowed == allowed[:, :1, :1]).all():
-        raise CannotExpress("a mask of pairs: it takes one of keys")
-    keys = None if allowed is None else allowed[:, 0, 0]
-    rows = None if keys is None else torch.ones(len(q), q.shape[2], dtype=bool)
+    layer = halved(layer, q, {"rel_pos_emb.weight": torch.zeros_like(layer.rel_pos_emb.weight)})
+    keys = keys_of(k, allowed, lengths)
+    rows = None if keys is None else torch.ones(len(q), q.shape[2], dtype=torch.bool)
     return heads(layer(packed(q), packed(None, k, v), mask=rows, context_mask=keys), count)
 
 
-@of("transformers")
+@of("transformers", call="bert's eager_attention_forward(module, q, k, v, mask)")
 def bert_eager(q, k, v, *, bias=None, scale=None):
     from transformers.models.bert.modeling_bert import eager_attention_forward
 
@@ -345,7 +358,7 @@ def bert_eager(q, k, v, *, bias=None, scale=None):
     return eager_attention_forward(module, q, k, v, bias, scaling=scale)[0].transpose(1, 2)
 
 
-@of("transformers", grouped=True)
+@of("transformers", call="llama's eager_attention_forward(module, q, k, v, mask)", grouped=True)
 def llama_eager(q, k, v, *, bias=None, scale=None):
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -355,7 +368,7 @@ def llama_eager(q, k, v, *, bias=None, scale=None):
     return eager_attention_forward(module, q, k, v, bias, scaling=scale)[0].transpose(1, 2)
 
 
-@of("transformers", grouped=True)
+@of("transformers", call="sdpa_attention_forward(module, q, k, v, mask)", grouped=True)
 def transformers_sdpa(q, k, v, *, mask=None, scale=None):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -364,30 +377,127 @@ def transformers_sdpa(q, k, v, *, mask=None, scale=None):
     return sdpa_attention_forward(module, q, k, v, mask, scaling=scale)[0].transpose(1, 2)
 
 
-@of("pytorch-forecasting")
+@of("pytorch-forecasting", call="FullAttention()(q, k, v, mask)")
 def pytorch_forecasting(q, k, v, *, allowed=None):
+    return _forecasting(q, k, v, allowed, use_efficient_attention=False)
+
+
+@of("pytorch-forecasting", call="FullAttention(use_efficient_attention=True)(q, k, v, mask)")
+def pytorch_forecasting_efficient(q, k, v, *, allowed=None):
+    return _forecasting(q, k, v, allowed, use_efficient_attention=True)
+
+
+def _forecasting(q, k, v, allowed, **settings):
     from pytorch_forecasting.layers import FullAttention
 
-    given = (one.transpose(1, 2) for one in (q, k, v))
-    layer = FullAttention(mask_flag=allowed is not None, attention_dropout=0.0)
-    return layer.eval()(*given, allowed, None, None)[0].transpose(1, 2)
+    mask = None if allowed is None else SimpleNamespace(mask=~allowed)
+    layer = FullAttention(mask_flag=allowed is not None, attention_dropout=0.0, **settings).eval()
+    return layer(*(one.transpose(1, 2) for one in (q, k, v)), mask)[0].transpose(1, 2)
 
 
-@of("neuralforecast")
+@of("neuralforecast", call="neuralforecast.common._modules.FullAttention()(q, k, v, mask)")
 def neuralforecast(q, k, v, *, allowed=None):
     from neuralforecast.common._modules import FullAttention
 
-    raise CannotExpress("its own mask") if allowed is not None and FullAttention else None
+    mask = None if allowed is None else SimpleNamespace(mask=~allowed)
+    layer = FullAttention(mask_flag=allowed is not None, attention_dropout=0.0, output_attention=True).eval()
+    return layer(*(one.transpose(1, 2) for one in (q, k, v)), mask)[0].transpose(1, 2)
 
 
-@of("torch")
-def torch_quantizable(q, k, v, *, mask=None):
+@of("tab-transformer-pytorch", call="Attention(E)(x)")
+def tab_transformer(q, k, v):
+    from tab_transformer_pytorch.tab_transformer_pytorch import Attention
+
+    count, width = width_of(q)
+    layer = Attention(width, heads=count, dim_head=width // count)
+    return heads(fused(layer, q, "to_qkv.weight", "to_out.weight")(packed(q, k, v))[0], count)
+
+
+@of("pytorch-tabular", call="MultiHeadedAttention(E, H)(x)")
+def pytorch_tabular(q, k, v):
+    from pytorch_tabular.models.common.layers.transformers import MultiHeadedAttention
+
+    count, width = width_of(q)
+    layer = MultiHeadedAttention(width, count, width // count, 0.0)
+    return heads(fused(layer, q, "to_qkv.weight", "to_out.weight")(packed(q, k, v)), count)
+
+
+@of("uni2ts", call="uni2ts.module.attention.MultiHeadAttention(E, H)(q, k, v, attn_mask)")
+def uni2ts(q, k, v, *, mask=None):
+    from uni2ts.module.attention import MultiHeadAttention
+
+    count, width = width_of(q)
+    names = "q_proj.weight k_proj.weight v_proj.weight out_proj.weight"
+    layer = separate(MultiHeadAttention(width, count, norm_layer=None), q, names)
+    return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=pairs_of(mask)), count)
+
+
+@of("torch", call="torch.ao.nn.quantizable.MultiheadAttention(E, H)(q, k, v, attn_mask=)")
+def torch_quantizable(q, k, v, *, bias=None):
     from torch.ao.nn.quantizable import MultiheadAttention
 
     count, width = width_of(q)
-    layer = MultiheadAttention(width, count, batch_first=True)
     names = "linear_Q.weight linear_K.weight linear_V.weight out_proj.weight"
-    layer = separate(layer, q, names)
-    if mask is not None and not (mask == mask[:1, :1]).all():
-        raise CannotExpress("a mask for each item: it takes one for all")
-    return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=None if mask is None else mask[0, 0])[0], count)
+    layer = separate(MultiheadAttention(width, count, batch_first=True), q, names)
+    return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=pairs_of(bias, heads=True))[0], count)
+
+
+@of("axial-attention", call="axial_attention.SelfAttention(E, H)(x, kv)")
+def axial(q, k, v):
+    from axial_attention import SelfAttention
+
+    count, width = width_of(q)
+    return heads(halved(SelfAttention(width, count), q)(packed(q), packed(None, k, v)), count)
+
+
+@of("torch", call="nn.MultiheadAttention(E, H)(q, k, v, need_weights=False)")
+def torch_decoder_style(q, k, v, *, bias=None, lengths=None):
+    """Return what nn.MultiheadAttention gives without weights, where it takes its fast path."""
+    count, width = width_of(q)
+    layer = torch.nn.MultiheadAttention(width, count, batch_first=True)
+    layer = fused(layer, q, "in_proj_weight", "out_proj.weight")
+    masks = {"attn_mask": None if bias is None else bias.expand(len(q), count, -1, -1).flatten(0, 1)}
+    masks["key_padding_mask"] = None if lengths is None else ~keys_of(k, None, lengths)
+    return heads(layer(packed(q), packed(k=k), packed(v=v), need_weights=False, **masks)[0], count)
+
+
+@of("chronos-forecasting", call="chronos.chronos2.layers.MHA(config)(x, mask)")
+def chronos(q, k, v, *, bias=None):
+    from chronos.chronos2.config import Chronos2CoreConfig
+    from chronos.chronos2.layers import MHA
+
+    count, width = width_of(q)
+    config = Chronos2CoreConfig(d_model=width, d_kv=width // count, num_heads=count, dropout_rate=0.0)
+    layer = separate(MHA(config, use_rope=False), q, "q.weight k.weight v.weight o.weight", scaled=False)
+    given = {"hidden_states": packed(q, k, v) * (q.shape[3] ** -0.25), "mask": bias}
+    return heads(layer(**given).hidden_states * (q.shape[3] ** 0.25), count)
+
+
+def layers() -> dict[str, Layer]:
+    """Return name -> layer, in the order of the page."""
+    return {name: one for name, one in globals().items() if isinstance(one, Layer)}
+
+
+def main() -> None:
+    """Ask the layers, all in this process, and write what they answer."""
+    json_path, page_path, *names = sys.argv[1:]
+    entries = []
+    for name in names or layers():
+        try:
+            layers()[name](*arrays(5, 5))
+        except (ImportError, OSError) as error:
+            sys.stdout.write(f"{name}: not asked: {one_line(error)}\n")
+            continue
+        entry = entry_of(named(f"tests.mha.atlas.layers:{name}"), (), Settings(here=True), 60.0)
+        entries.append(replace(entry, id=name.replace("_", "-"), call=layers()[name].line))
+        sys.stdout.write(
+            f"{name}: {entry.why or [f'{one.question}: {one.how}' for one in entry.cells if one.status == 'parts']}\n"
+        )
+        sys.stdout.flush()
+    found = whole([one for one in entries if not one.why])
+    write_json(json_path, found)
+    write_whole(Path(page_path), page(found, HEAD, FOOT).encode())
+
+
+if __name__ == "__main__":
+    main()

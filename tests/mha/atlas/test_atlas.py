@@ -195,7 +195,12 @@ def test_the_command_writes_a_page_and_json_and_says_what_is_another(made):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "is not JSON"), ('{"schema": 2, "engines": []}', "its schema must be 1"), (None, "can't be read")],
+    [
+        ("{", "is not JSON"),
+        ('{"schema": 2, "engines": []}', "its schema must be 1. Got 2."),
+        ('{"schema": 1, "engines": [{}], "questions": []}', "is no file of `mha atlas --json`: KeyError: 'why'"),
+        (None, "can't be read"),
+    ],
 )
 def test_an_old_file_that_is_none(made, text, why):
     if text is not None:

@@ -13,6 +13,7 @@ from mha.atlas.engine import ENGINES
 from mha.atlas.page import answered, page
 from mha.atlas.questions import QUESTIONS, abouts
 from mha.atlas.run import changes, entry_of, whole
+from tests.mha.atlas import FOOT, HEAD
 from tests.mha.schemas.test_schemas import check_form
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -23,6 +24,13 @@ RAN = {one["id"]: one for one in KEPT["engines"] if not one["why"]}
 def test_the_page_is_made_of_the_json():
     check_form("atlas", KEPT)
     assert (DOCS / "atlas.md").read_text("utf-8") == page(KEPT)
+
+
+def test_the_page_on_layers_is_made_of_its_json():
+    kept = json.loads((DOCS / "_data/atlas-layers.json").read_text("utf-8"))
+    check_form("atlas", kept)
+    assert (DOCS / "atlas-layers.md").read_text("utf-8") == page(kept, HEAD, FOOT)
+    assert {one["id"] for one in kept["engines"] if one["why"]} == set()
 
 
 def test_it_is_of_these_engines_and_questions_and_most_are_answered():
