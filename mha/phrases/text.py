@@ -9,7 +9,7 @@ from mha.phrases.measure import recorded, verdict, verdict_of
 from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, STATEMENTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, meant
 
 ARRAYS = (
     "queries (B, Lq, E), keys and values (B, Lk, E); valid (B, Lk) and allowed (Lq, Lk) are True where a query may "
@@ -35,7 +35,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
         named = {words} & CONCEPTS.keys() or {one for one, heading in CONCEPTS.items() if words in heading.lower()}
         if not named:
             headings = ", ".join(f"{one} ({heading})" for one, heading in CONCEPTS.items())
-            raise SpecError(f"--about {name!r} is no concept (there are: {headings})")
+            raise SpecError(f"--about {name!r} is no concept{meant(words, CONCEPTS) or f' (there are: {headings})'}")
         found |= named
     return [name for name in CONCEPTS if name in found or not asked]
 
