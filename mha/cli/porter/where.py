@@ -110,6 +110,8 @@ def where(asked: WhereOptions) -> None:
         say(console, *findings(found), "", *tree(found), "", last_line(found))
     else:
         say(console, *findings(found), "", last_line(found), "Every module, with its verdict: add -v")
+    if any(each.message.startswith("the port's own ") for one in found.results for each in one.causes):
+        say(console, f"Why a layer's own output is wrong: mha diagnose {shown(asked.recording)}")
     if asked.unseen is not False:
         say(console, *unseen(found, whole=bool(asked.unseen)))
     write_asked(asked.json_path, found.to_dict)
