@@ -184,10 +184,10 @@ def _asked(relation: Relation, known: Known, allowances: Allowances, named: str 
 
     if (reason := relation.why_not(known)) is not None:
         given = [name for name in NAMES if isinstance(known.template.fixed.get(name), Given)]
-        lacks_mask = given and reason.startswith(("it has no mask", "it has no argument that hides"))
-        return result(
-            "not asked", f"{reason} besides {', '.join(given)}, which the inputs give" if lacks_mask else reason
-        )
+        if reason.startswith(("it has no mask", "it has no argument that hides")):
+            reason = reason if known.masks else "it has no mask argument"  # one reason for all
+            reason += f" besides {', '.join(given)}, which the inputs give" if given else ""
+        return result("not asked", reason)
     whole = known.template.whole
     size = Size(whole.batch, whole.length, relation.chunk)
     if size.length < relation.length or size.batch < relation.batch:
