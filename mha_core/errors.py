@@ -22,17 +22,13 @@ HEADS = re.compile(
 ARRAYS = re.compile(r"{0}(?:[\])]*[\s,]+(?:\.\.\.,?\s*)?[\[(]*{0}){{8,}}".format(r"-?\b\d+\.?\d*(?:e[+-]?\d+)?"))
 """Many numbers in a row, as a printed array has them and no shape does."""
 
-OTHER_SIZE = re.compile(
-    r"size mismatch for (\S+): copying a param with shape torch\.Size\(\[([\d, ]*)\]\) from checkpoint, the shape in "
-    r"current model is torch\.Size\(\[([\d, ]*)\]\)\.?"
+OTHER_SIZE = (
+    r"size mismatch for (?P<name>\S+): copying a param with shape torch\.Size\(\[(?P<given>[\d, ]*)\]\) from checkpoint"
+    r", the shape in current model is torch\.Size\(\[(?P<own>[\d, ]*)\]\)\.?",
+    r"The shape of the target variable and .* must match\. variable\.shape=\((?P<own>.*?)\), Received: value\.shape="
+    r"\((?P<given>.*?)\)(?:\. Target variable: <Variable path=(?P<name>[^,>]*).*)?",
 )
-"""PyTorch's sentence on weights of another shape than the layer's: the parameter's name, their shape, and its own."""
-
-OTHER_SHAPE = re.compile(
-    r"The shape of the target variable and the shape of the target value in `variable\.assign\(value\)` must match\. "
-    r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))(?:\. Target variable: <Variable path=([^,>]*).*)?"
-)
-"""Keras' sentence on that: the parameter's own shape, that of the weights, and its name."""
+"""PyTorch's and Keras' sentences on weights of another shape than the layer's."""
 
 LONGEST_MESSAGE = 4000
 """Most characters of a message; a longer one is cut in the middle."""
@@ -212,8 +208,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     if not whole and len(lines) > 1 and lines[0].endswith(":"):
         lines = lines[1:2] if ": " in lines[1] else [" ".join(lines[:2])]
     text = " ".join(lines if whole else lines[:1])
-    text = OTHER_SIZE.sub(r"size mismatch: \1 is (\3) in the layer, and is given (\2)", text)
-    text = OTHER_SHAPE.sub(r"size mismatch: \3 is \1 in the layer, and is given \2", text)
+    for sentence in OTHER_SIZE:
+        text = re.sub(sentence, r"size mismatch: \g<name> is (\g<own>) in the layer, and is given (\g<given>)", text)
     name = _name_of(error)
     return f"{name}: {shown(text, LONGEST_REASON)}" if text else name
 

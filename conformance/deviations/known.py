@@ -65,7 +65,8 @@ def load(path: Path | None = None) -> Deviations:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} can't be read as a table of deviations: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path} can't be read as a table of deviations: {why}") from error
     more = read(text, source=str(path))
     check_ids((*entries, *more), source=str(path))
     return Deviations((*entries, *more), option=f"--deviations {shlex.quote(str(path))}")

@@ -239,6 +239,6 @@ def _last_own(frames: traceback.StackSummary) -> str:
 def _other_code() -> tuple[str, ...]:
     """The folders of Python, of installed packages and of this project."""
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = [Path(__file__).parents[1], Path(mha_core.__file__).parent]
+    ours = [Path(__file__).parents[1], Path(__file__).parents[2] / "mha", Path(mha_core.__file__).parent]
     folders = [*installed, *(path.resolve() for path in installed), *ours]
     return ("<frozen", *(f"{folder}{os.sep}" for folder in folders))

@@ -183,7 +183,7 @@ writes one to begin with
     for parameter in rest:
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.name not in known and parameter.default is parameter.empty and not is_open:
-            near = meant(parameter.name, known)
+            near = "; the mask is the fifth argument" if "mask" in parameter.name else meant(parameter.name, known)
             raise SpecError(f"{name!r} needs {parameter.name!r}, which is not known{near} (known: {', '.join(known)})")
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
     return FunctionSubject(

@@ -268,7 +268,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
                 f"{meant(missing, files) or advice}"
             ) from error
         extra = EXTRAS.get((missing or "").split(".")[0])
-        other = f"; install it for {sys.executable}, or give the interpreter that has it" if missing else ""
+        other = f"; install it for {sys.executable}, or give the interpreter that has it (--python)" if missing else ""
         install = other if extra is None else f"; {install_command(extra)}"
         raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}{install}") from error
     for name in path.split("."):

@@ -9,9 +9,6 @@ from pathlib import Path
 FRAMEWORKS = ("numpy", "torch", "keras", "jax", "nnx", "mxnet")
 """Those that there is a file for: templates/in_NAME.py."""
 
-OTHERS = ("flax", "tensorflow", "mha", "mha_core", "mha_parity", "conformance", "backends")
-"""Further packages that the file imports, or that read it."""
-
 MODULE = "mine"
 """The name that the files have for themselves."""
 
@@ -32,7 +29,7 @@ def new_adapter(path: Path, framework: str) -> tuple[str, str]:
     name = path.stem
     if path.suffix != ".py" or not name.isidentifier():
         raise SpecError(f"--new {shown(path)}: its name must be that of a module, such as mine.py")
-    if name in sys.stdlib_module_names or name in (*FRAMEWORKS, *OTHERS):
+    if name in sys.stdlib_module_names or name in (*FRAMEWORKS, "flax", "tensorflow", "mha", "mha_core", "conformance"):
         raise SpecError(f"--new {shown(path)}: it would hide the package {name}; name it otherwise, such as mine.py")
     text = files(__name__).joinpath("templates", f"in_{framework}.py").read_text(encoding="utf-8")
     try:

@@ -37,12 +37,6 @@ class Command(click.Command):
 
     examples: tuple[str, ...] = ()
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, each in one row."""
-        if self.examples:
-            with formatter.section("Examples"):
-                formatter.write("".join(f"  {example}\n" for example in self.examples))
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments that are left, as click does; an error on an option without value names the command."""
         try:
@@ -211,7 +205,8 @@ NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid (?:integer|float)|in 
 def _usage(error: click.UsageError) -> str:
     """Return what is wrong with the words of a command line, and what may stand there."""
     if isinstance(error, click.NoSuchOption):  # click's own cut-off takes --case for --force
-        error.possibilities = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
+        near = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.75)
+        error = click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx)
     context, text = error.ctx, error.format_message()
     command = None if context is None else context.command
     path = "mha COMMAND" if context is None else " ".join(["mha", *context.command_path.split()[1:]])

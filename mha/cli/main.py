@@ -29,24 +29,6 @@ from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
 from mha.cli.suite.vectors import vectors
 
-GONE = {
-    "bench": "`python -m benchmarks` in a clone",
-    "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
-    "cases": "`mha check --list`",
-    "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
-    "deviations --probe": "`pytest -m nightly tests/conformance/deviations` in a clone",
-    "determinism": "`mha check --twice`",
-    "diagnose --probe": "`mha diagnose --details`",
-    "heads": "`python lessons/own/trained.py` in a clone (docs/view.md)",
-    "infer": "`mha convert FILE --infer --recorded CALL`",
-    "matrix": "`nox` in a clone",
-    "phrase --from": "the tables of docs/phrasebook.md, or mha phrase FROM TO",
-    "recipes": "`mha convert --families`",
-    "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
-    "view --importance": "`python lessons/own/trained.py` in a clone (docs/view.md)",
-}
-"""Word, or command and option -> what is used now."""
-
 TOLERANCES = (
     "each tolerance is computed (docs/bounds.md), so leave it out. `mha audit CALLS --atol 1e-3` says which "
     "bugs a tolerance of your own lets pass"
@@ -58,6 +40,10 @@ NEVER = {f"check {name}": TOLERANCES for name in ("--atol", "--rtol", "--tol", "
 CAPTURED = """in Python: with mha.capture(model, "calls.safetensors"): model(x)"""
 
 ELSEWHERE = {
+    "bench": "`python -m benchmarks` in a clone",
+    "cases": "`mha check --list`",
+    "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
+    "infer": "`mha convert FILE --infer --recorded CALL`",
     "help": "`mha --help` lists the commands, and `mha check --help` the options of one",
     "version": "`mha --version` says it",
     "capture": f"calls are recorded {CAPTURED}",
@@ -79,17 +65,15 @@ GROUPS = {
 
 
 class Main(Program):
-    """The program. A command or an option in GONE, NEVER or ELSEWHERE is answered with what to use instead."""
+    """The program. A command or an option in NEVER or ELSEWHERE is answered with what to use instead."""
 
     groups = GROUPS
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click's method does. Raises CouldNotRun for a word in GONE, NEVER or ELSEWHERE."""
+        """Return what click's method does. Raises CouldNotRun for a word in NEVER or ELSEWHERE."""
         for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
-            if word in GONE:
-                raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
             if word in NEVER or word in ELSEWHERE:
                 raise CouldNotRun(f"mha {word} is not there: {NEVER.get(word) or ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)

@@ -57,7 +57,7 @@ def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[C
 
     Args:
         kind: a class whose fields are made by `option`, `argument` and the functions below.
-        examples: whole command lines, which are shown if an argument is missing.
+        examples: whole command lines, which end the help, and are shown if an argument is missing.
         settings: settings of the command's context, as click has them.
     """
 
@@ -68,7 +68,8 @@ def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[C
 
         for add in reversed(list(_parameters(kind))):
             run = add(run)
-        made = click.command(cls=Command, context_settings=settings)(run)
+        epilog = "\n".join(["\b", "Examples:", *(f"  {one}" for one in examples)]) if examples else None
+        made = click.command(cls=Command, context_settings=settings, epilog=epilog)(run)
         made.examples = examples
         return made
 

@@ -56,6 +56,8 @@ def _lines(found: Inference) -> Iterator[str]:
             "the record does not say, and rotary positions with usual bases, of all, a half or a quarter of the "
             "channels. Not tried: norms of queries or keys, rotary positions with a rule, other settings and masks."
         )
+        if len(found.observed.masks) == 1:
+            yield "No other mask was tried. If `causal` in the record may be wrong, leave it out: both are tried then."
     yield from _notes(found)
 
 

@@ -110,14 +110,14 @@ def _look(
         live.asked.eval()
         notes.append("it was in training: asked in eval()")
 
-    def look() -> tuple[Known, Allowances, bool]:
+    def look() -> tuple[Known, Allowances]:
         own, template = find(live, inputs)
         if own.framework == "keras":
             own = Live(own.model, own.make)  # the first call has built it
         if _is_random(own, template):
             unit = 2.0 * UNIT_ROUNDOFF[own.dtype]
             rough = Allowance(own.dtype, unit)
-            return Known(own, template, cache="", random=True), (rough, rough), False
+            return Known(own, template, cache="", random=True), (rough, rough)
         masks = tuple(find_masks(own.fresh(), template))
         does = is_causal(influence(own, template)) if causal is None else causal
         # What is said to be causal may be so by an argument alone.
@@ -126,22 +126,19 @@ def _look(
         cache = find_cache(own, template, step)
         says = causal is None and (says_causal(own) or (not flag and _has_cache(cache, own)))
         known = Known(own, template, masks, (does or says) and not flag, flag, cache, pad)
+        by = "what it does" if does else "its class, config or cache"
+        how = "said to be causal" if causal else f"taken for causal by {by}"
+        notes.append(how if known.causal else f"causal by {flag}" if flag else "not causal")
         allowance = measure(own, template, "float64")
-        return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template)), does
+        return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template))
 
     progress("looking at its call")
     try:
-        known, allowances, does = in_time(look, 5.0 * limit)
+        known, allowances = in_time(look, 5.0 * limit)
     except TookTooLong as error:
         raise SpecError(f"{named_as(live.model)} can't be asked: {error}") from error
     if known.random:
         return known, ["random"], allowances
-    how = (
-        "said to be causal"
-        if causal
-        else f"taken for causal by {'what it does' if does else 'its class, config or cache'}"
-    )
-    notes.append(how if known.causal else f"causal by {known.flag}" if known.flag else "not causal")
     notes += [f"mask: {one.name} ({one.form})" for one in known.masks]
     if isinstance(known.cache, Cache):
         notes.append(f"cache: {known.cache.said}")
@@ -183,10 +180,10 @@ def _asked(relation: Relation, known: Known, allowances: Allowances, named: str 
 
     if (reason := relation.why_not(known)) is not None:
         given = [name for name in NAMES if isinstance(known.template.fixed.get(name), Given)]
-        lacks_mask = given and reason.startswith(("it has no mask", "it has no argument that hides"))
-        return result(
-            "not asked", f"{reason} besides {', '.join(given)}, which the inputs give" if lacks_mask else reason
-        )
+        if reason.startswith(("it has no mask", "it has no argument that hides")):
+            reason = reason if known.masks else "it has no mask argument"  # one reason for all
+            reason += f" besides {', '.join(given)}, which the inputs give" if given else ""
+        return result("not asked", reason)
     whole = known.template.whole
     size = Size(whole.batch, whole.length, relation.chunk)
     if size.length < relation.length or size.batch < relation.batch:

@@ -10,7 +10,7 @@ from conformance.deviations.entry import Deviation
 from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, STATEMENTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, meant
 
 MEASURED = Path(__file__).with_name("measured.json")
 """What came out when the code ran: `python -m tests.mha.phrases.measure` writes it."""
@@ -66,7 +66,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
         named = {words} & CONCEPTS.keys() or {one for one, heading in CONCEPTS.items() if words in heading.lower()}
         if not named:
             headings = ", ".join(f"{one} ({heading})" for one, heading in CONCEPTS.items())
-            raise SpecError(f"--about {name!r} is no concept (there are: {headings})")
+            raise SpecError(f"--about {name!r} is no concept{meant(words, CONCEPTS) or f' (there are: {headings})'}")
         found |= named
     return [name for name in CONCEPTS if name in found or not asked]
 

@@ -263,10 +263,7 @@ def _check_bits(parameters: Mapping[str, Any], held: Mapping[str, str], files: M
         if not tensor.is_floating_point():
             raise SpecError(f"{files[array]}: {array} must hold floating-point numbers. Got {tensor.dtype}.")
         if broken := int((~tensor.isfinite()).sum()):
-            raise SpecError(
-                f"{files[array]}: {array} holds NaN or infinity in {broken} of {tensor.numel()} elements, and what is "
-                "computed from it says nothing"
-            )
+            raise SpecError(f"{files[array]}: {array} is NaN or infinite in {broken} of {tensor.numel()} elements")
         if tensor.shape != own.shape:
             says = ", by the config.json beside it" * files[array].with_name("config.json").is_file()
             must = f"{array} must have shape {tuple(own.shape)}{says}. Got {tuple(tensor.shape)}."

@@ -86,10 +86,8 @@ class TrainedModel:
         """
         if self.tokenizer is None:
             first = next(iter(self._arguments() or ()), "NAME")
-            raise SpecError(
-                f"{self.name} takes arrays, and none are given: write them by the names of its arguments, as "
-                f'np.savez("inputs.npz", {first}=...), and add --inputs inputs.npz'
-            )
+            write = f'np.savez("inputs.npz", {first}=...), and add --inputs inputs.npz'
+            raise SpecError(f"{self.name} takes arrays, by the names of its arguments: {write}")
         if self.outputs == LOGITS:
             self.tokenizer.padding_side = "left"
         batch = tokens_of(self.name, self.tokenizer, texts, self.limit)

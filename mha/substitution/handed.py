@@ -293,17 +293,16 @@ def with_makers_of_masks(
 def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
     """Return a sentence on what a module's attention layer holds, or masks, otherwise than the original's; "" for none.
 
-    Args:
-        own: the original with its calls; `model` is the original model itself.
-        ready: each call of the module, with the original's call, which runs on what the port's was given.
-        port: the calls of the one attention layer in the module.
+    `ready` are the calls of the module, each with the original's, which runs on the same; `port` are those of its one
+    attention layer.
     """
     try:
         with warnings.catch_warnings(), capture(model, probe=False) as seen:
             warnings.simplefilter("ignore")
             for one in ready:
                 own.run(one.call, [one.given], port.layer_of(0).dtype)
-        if not len(seen.layers) == len({call.layer for call in port.calls}) == 1 or len(seen.calls) != len(port.calls):
+        many = len(seen.layers), len({call.layer for call in port.calls}), len(seen.calls)
+        if many != (1, 1, len(port.calls)) or seen.layers[0].is_at_seam or port.layer_of(0).is_at_seam:
             return ""
         found = recordings_apart(seen.recording, port, unseen=False).results
     except SpecError:

@@ -109,7 +109,8 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 def spec_of(path: Path) -> str:
     """Return MODULE:NAME for a Python file, or for a text of this form."""
-    return str(path) if names_code(path) else spec_meant(str(path)).partition("write ")[2].partition(" ")[0].rstrip(",")
+    meant = re.search(r"write ([\w.]+:\w+)", spec_meant(str(path)))
+    return str(path) if names_code(path) else meant[1] if meant else f"{path.stem}:NAME"
 
 
 def near_file(path: Path) -> str:

@@ -110,6 +110,8 @@ def where(asked: WhereOptions) -> None:
         say(console, *findings(found), "", *tree(found), "", last_line(found))
     else:
         say(console, *findings(found), "", last_line(found), "Every module, with its verdict: add -v")
+    if any(each.message.startswith("the port's own ") for one in found.results for each in one.causes):
+        say(console, f"Why a layer's own output is wrong: mha diagnose {shown(asked.recording)}")
     if asked.unseen is not False:
         say(console, *unseen(found, whole=bool(asked.unseen)))
     write_asked(asked.json_path, found.to_dict)
@@ -152,23 +154,11 @@ def original_named(spec: str) -> Any:
     try:
         return named()
     except (Exception, SystemExit) as error:
-        hint = (
-            f"; name a function that needs none: def original(): return {named.__name__}(...)" if takes(named) else ""
-        )
+        hint = ""
+        if isinstance(error, TypeError) and not place(error):  # the call itself: it takes arguments
+            hint = f"; name a function that needs none: def original(): return {named.__name__}(...)"
         why = f"it raised {one_line(error)}{place(error)}{hint}"
         raise CouldNotRun(f"the original {spec!r} can't be made: {why}") from error
-
-
-def takes(named: Any) -> str:
-    """Return the names of the arguments that a function needs, joined by commas; "" if it needs none."""
-    import inspect
-
-    try:
-        parameters = inspect.signature(named).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in kinds)
 
 
 def read_inputs(path: Path) -> dict[str, Any]:

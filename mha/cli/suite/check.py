@@ -324,15 +324,14 @@ def _take_no_arguments(words: Sequence[str]) -> None:
         return
     from mha_core.backend import names
     from mha_core.errors import shown
-    from mha_core.files.mistaken import WEIGHTS, spec_meant, taken_by
+    from mha_core.files.mistaken import WEIGHTS, spec_of, taken_by
 
     word = words[0]
     named, path = shlex.quote(shown(word)), Path(word)
     if word in names():
         hint = f"Did you mean --backend {named}?"
     elif path.suffix == ".py":
-        spec = spec_meant(word).partition("write ")[2].partition(" ")[0] or f"{path.stem}:NAME"
-        hint = f"Did you mean --subject {shlex.quote(spec)}?"
+        hint = f"Did you mean --subject {shlex.quote(spec_of(path))}?"
     elif path.suffix != ".safetensors" and path.name.endswith(WEIGHTS):
         hint = f"{taken_by(path)[0].upper()}{taken_by(path)[1:]}."
     elif path.suffix == ".safetensors" or path.is_file():

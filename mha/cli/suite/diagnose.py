@@ -49,7 +49,7 @@ MASK_NAMED = re.compile(r"(?:.*, )?(\w+) true where ")
 OF_ALLOWED = re.compile(r"(?<![\w`])allowed(?= (?:is|broadcasts) )")
 """The mask `allowed`, where a sentence on it begins."""
 
-TAKEN = "Of {0} nothing said this: {1}. It is taken so: with what follows, that gives every recorded number.\n"
+TAKEN = "Nothing said this of {0}: {1}. It is taken so: with the cause above, that gives every recorded number."
 
 
 class DiagnoseOptions(Apart):
@@ -145,7 +145,8 @@ def diagnose(asked: DiagnoseOptions) -> None:
         asked.end(told.status, [told.text])
     found, compared, left, masks, behind, unsaid, causes = _of_file(asked.file, asked)
     texts = [text for one in found for text in _told(one, asked.file, asked.weights, causes)]
-    if unsaid:
+    parted = compared is not None and not compared.equal
+    if unsaid or parted:
         from conformance.diagnosis.brief import NOTHING
 
         texts = [text.replace(NOTHING, "") for text in texts]
@@ -157,9 +158,8 @@ def diagnose(asked: DiagnoseOptions) -> None:
         click.echo(f"\n{OWN_WEIGHTS.format(asked.file)}")
     if unsaid:
         click.echo(f"\nNot proved: {unsaid}")
-    if asked.unseen is not False and not differs:
+    if asked.unseen is not False and not differs and not parted:
         click.echo(f"\n{_unseen(asked.file, asked.patterns, whole=bool(asked.unseen))}")
-    parted = compared is not None and not compared.equal
     if parted and not differs:
         click.echo("\nThat is of its attention, on the inputs and masks that it was given. What differs is said above.")
     if left:
@@ -207,7 +207,8 @@ def _of_file(
 ) -> tuple[list[LayersExplained], WhereReport | None, str, list[str], str, str, dict[str, str]]:
     """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; what was
     not recorded, in a line, or ""; the names of arguments that were read as the mask `allowed`; what no reference
-    judges, in a line, or ""; what nothing says of the weights, in a line, or ""; and what `_causes` returns.
+    judges and what was taken as nobody said it, in lines, or ""; what nothing says of the weights, in a line, or "";
+    and what `_causes` returns.
     """
     from mha.models.beside import heads_beside
     from mha.recordings.explain import explain_layers, intended, of_weights_alone
@@ -233,11 +234,14 @@ def _of_file(
     with consoles()[1].status("") as status:
         found = explain_layers(recording, patterns=patterns or ("*",), progress=says(status))
         found = found if weights is None else of_weights_alone(found, held)
+    behind = [] if compared is not None else [recording.not_behind]
     for line in _assumed(recording, found):
-        click.echo(line)
+        if line.startswith(TAKEN.partition("{")[0]):  # the answer comes first
+            behind.append(line)
+        else:
+            click.echo(line)
     masks = [name[1] for call in held.calls if (name := MASK_NAMED.match(call.assumed))]
-    behind = recording.not_behind if compared is None else ""
-    return found, compared, left, list(dict.fromkeys(masks)), behind, unsaid, causes
+    return found, compared, left, list(dict.fromkeys(masks)), "\n\n".join(filter(None, behind)), unsaid, causes
 
 
 def _causes(meant: Recording, held: Recording, has: str) -> dict[str, str]:

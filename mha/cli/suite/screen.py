@@ -50,63 +50,35 @@ HEADS = "It does not take `num_heads`, so it was asked with one head: write def 
 
 WROTE = "wrote into its inputs"
 
-OF_ITEMS = re.compile(rf"{WROTE}: (\w+).*, {BY_ASSIGNMENT}")
-"""A pattern of the first array whose items were assigned to."""
-
-WHY_WRITES = "  Write x = x * y, not x *= y: it is the array that was given, which its caller reads again."
-
-WHY_COPY = "  Copy it first: {0} = {0}.copy(). It is the array that was given, which its caller reads again."
-
-HINTS = (
-    (
-        re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)"),  # a size that the number of elements was to tell
-        "  Write every size, none as -1: an empty array does not tell it.",
-    ),
-    (
-        re.compile(
-            r"mismatch in its core dimension|shapes cannot be multiplied|not aligned|contracting dimensions"
-        ),  # of a product
-        "  If one is a weight, it is (out, in): write x @ weight.T; a kernel is weight.T.",
-    ),
-    (
-        re.compile(r"'NoneType' object has no attribute '(numpy|detach|cpu|asnumpy)'"),  # a gradient
-        "  If that is a .grad: nothing came back to its array. Is something detached? Give zeros there, and the "
-        "outputs are judged too.",
-    ),
-    (
-        re.compile(r'Missing key\(s\) in state_dict: .*"(?:\S+\.)?\w+\.weight"'),
-        "  The layer has other names for them than what is loaded: rename them in the dict that it is given.",
-    ),
-    (re.compile("TracerArrayConversionError"), "  That is NumPy inside of jax.jit: write jnp there, not np."),
-    (re.compile("concrete values.*Tracer"), "  jax.jit traced a size: name its argument in static_argnames."),
-)
-"""Patterns of errors, and what they most often mean."""
-
 BIASES = r'key\(s\) in state_dict: "((?:q|k|v|out)_proj)\.bias"(?:, "(?:q|k|v|out)_proj\.bias")*\.'
 """A pattern of PyTorch's list of keys that are biases alone."""
 
-OF_STATE = (
-    (
-        re.compile(rf"Unexpected {BIASES}"),
-        "  The case has a bias at {0}, and the layer has none",
-    ),
-    (re.compile(rf"Missing {BIASES}"), "  The layer has a bias at {0}, and the case has none"),
-)
-"""Patterns of PyTorch's errors of a bias that one side lacks, and what they say."""
-
-OF_SIZES = re.compile(r"size mismatch: \S+ is (?P<own>\([\d, ]+\)) in the layer, and is given (?P<given>\([\d, ]+\))")
-"""A pattern of an error of weights that do not fit into the layer."""
-
-WHY_TURNED = (
-    "  A weight is (out, in) here, a kernel of Keras or Flax (in, out): is it turned once too often, or too seldom?"
-)
-
-WHY_SIZES = (
-    "  The case has other sizes than the layer: make it with those of the config, such as config.query_dim, "
-    "or have `capabilities` leave these cases out (docs/subjects.md)."
-)
+SIZES, TURNED = r"size mismatch: \S+ is ", r"\((\d+), (\d+)\) in the layer, and is given \(\2, \1\)"
 
 WHY_STATE = ": make it with bias=config.bias.{0}, or have `supports` leave these cases out (docs/subjects.md)."
+
+HINTS = {
+    rf"{WROTE}(?!.*, {BY_ASSIGNMENT})": "Write x = x * y, not x *= y: it is the array that was given, which its "
+    "caller reads again.",
+    rf"{WROTE}: (\w+).*, {BY_ASSIGNMENT}": "Copy it first: {0} = {0}.copy(). It is the array that was given, which its "
+    "caller reads again.",
+    r"reshape.*(size 0\b|\b0 elements|empty tensor)": "Write every size, none as -1: an empty array does not tell it.",
+    "mismatch in its core dimension|shapes cannot be multiplied|not aligned|contracting dimensions": "If one is a "
+    "weight, it is (out, in): write x @ weight.T; a kernel is weight.T.",
+    "'NoneType' object has no attribute '(numpy|detach|cpu|asnumpy)'": "If that is a .grad: nothing came back to its "
+    "array. Is something detached? Give zeros there, and the outputs are judged too.",
+    f"Unexpected {BIASES}": "The case has a bias at {0}, and the layer has none" + WHY_STATE,
+    f"Missing {BIASES}": "The layer has a bias at {0}, and the case has none" + WHY_STATE,
+    r'Missing key\(s\) in state_dict: .*"(?:\S+\.)?\w+\.weight"': "The layer has other names for them than what is "
+    "loaded: rename them in the dict that it is given.",
+    SIZES + TURNED: "A weight is (out, in) here, a kernel of Keras or Flax (in, out): is it turned once too often, or "
+    "too seldom?",
+    rf"{SIZES}(?!{TURNED})": "The case has other sizes than the layer: make it with those of the config, such as "
+    "config.query_dim, or have `capabilities` leave these cases out (docs/subjects.md).",
+    "TracerArrayConversionError": "That is NumPy inside of jax.jit: write jnp there, not np.",
+    "concrete values.*Tracer": "jax.jit traced a size: name its argument in static_argnames.",
+}
+"""Pattern of an error -> what it most often means, and what to write."""
 
 WHY_NAN = (
     "Most often NaN begins at 0 / 0, or in a softmax over a row of -inf. NumPy names the line: begin the function with "
@@ -327,13 +299,8 @@ def _raised(results: Sequence[Result], width: int) -> list[str]:
         cases = f", in {f'all {len(asked)} cases' if in_all else listed(names, NAMES)}"
         room = max(100, 3 * width - 20 - len("Did not run: ") - len(cases))
         lines.append(f"Did not run: {_with_shapes(_why(plainest), room)}{cases}")
-        lines += [why for of, why in HINTS if of.search(ones[0].message)]
-        if sizes := OF_SIZES.search(ones[0].message):
-            own, given = (re.findall(r"\d+", sizes[side]) for side in ("own", "given"))
-            lines.append(WHY_TURNED if own == given[::-1] else WHY_SIZES)
-        lines += [f"{why}{WHY_STATE}".format(bias[1]) for of, why in OF_STATE if (bias := of.search(ones[0].message))]
-        items = OF_ITEMS.search(plainest.message)
-        lines += [WHY_COPY.format(items[1]) if items else WHY_WRITES] * (WROTE in ones[0].message)
+        found = [(re.search(of, plainest.message), why) for of, why in HINTS.items()]
+        lines += [f"  {why.format(*one.groups())}" for one, why in found if one]
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 
@@ -366,8 +333,8 @@ def _alike(result: Result) -> str:
     why = _why(result)
     if (place := PLACE.search(why)) is None or WROTE in why:
         return SEVERAL.sub("", why)
-    biases = [found[1] for of, _ in OF_STATE if (found := of.search(why))]
-    return " ".join([*SEVERAL.sub("", why).split(" ")[:3], *biases, place[0]])
+    biases = re.search(BIASES, why)
+    return " ".join([*SEVERAL.sub("", why).split(" ")[:3], *(biases.groups() if biases else ()), place[0]])
 
 
 def _why(result: Result) -> str:

@@ -198,17 +198,14 @@ def _sentence(
     if not isinstance(key, str) and handed:
         return _Told(name, f"{name or 'It'} {OTHERWISE}: {handed}")
     if not isinstance(key, str):
-        what = {
-            "unseen": "the order of its parameters, its settings or its mask is not the original's",
-            "same": "its settings or its mask are not the original's",
-            "reordered": "the order of its parameters is what differs, or its settings or its mask",
-            "other": "its parameters are what differs, or its settings or its mask",
-        }.get(parameters, "its parameters, its settings or its mask are not the original's")
-        more = ""
+        what, more = "its settings or its mask", ""
         if parameters != "same":
+            ordered = "the order of " * (parameters in ("unseen", "reordered"))
+            what = f"{ordered}its parameters, its settings or its mask"
             command = f"mha diagnose {path} --weights ORIGINAL"
             more = f" With a recording of the original, {command} looks for a wrong order in them."
-        return _Told(name, f"{who} follows the definition of its own weights ({_given(own)}): so {what}.{more}")
+        follows = f"{who} follows the definition of its own weights ({_given(own)})"
+        return _Told(name, f"{follows}: so {what} is not the original's.{more}")
     try:
         (found,) = explain(own) if len(own.dtypes) == 1 else explain(own)[:1]
     except SpecError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +77,9 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
         found.append(Difference("weights", message, ", ".join(joined)))
     if not joined and _are_others(own, other, parted):
         return [*found, Difference("weights", OF_ANOTHER_MODEL)], notes
-    for names, words in _exchanged(own, other, parted, dtype).items():
-        found.append(Difference("weights", words, ", ".join(names)))
-        parted = [name for name in parted if name not in names]
+    for both, words in _exchanged(own, other, parted, dtype):
+        found.append(Difference("weights", words, ", ".join(both)))
+        parted = [name for name in parted if name not in both]
     for name in parted:
         if name in joined:
             continue
@@ -96,22 +96,17 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
 
 def _exchanged(
     own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted: Collection[str], dtype: str
-) -> dict[tuple[str, ...], str]:
-    """Return names of arrays -> what is said of them, for each two projections whose weights stand for each other."""
-    found: dict[tuple[str, ...], str] = {}
-    plural = {"weight": "weights", "bias": "biases"}
-    for one, two in combinations(PROJECTIONS, 2):
-        kinds = [
-            kind
-            for kind in ("weight", "bias")
-            if {a := f"{one}.{kind}", b := f"{two}.{kind}"} <= {*parted}
-            and same_numbers(own[a], other[b], dtype)
-            and same_numbers(own[b], other[a], dtype)
-        ]
-        if "weight" in kinds:
-            names = tuple(f"{name}.{kind}" for name in (one, two) for kind in kinds)
-            found[names] = f"the {' and '.join(plural[kind] for kind in kinds)} of {one} and {two} are exchanged"
-    return found
+) -> Iterator[tuple[list[str], str]]:
+    """Yield (names of arrays, what is said of them) for each two projections whose weights stand for each other."""
+    for two in combinations(PROJECTIONS, 2):
+        names = {words: [f"{one}.{kind}" for one in two] for kind, words in (("weight", "weights"), ("bias", "biases"))}
+        moved = {
+            words: both
+            for words, both in names.items()
+            if {*both} <= {*parted} and all(same_numbers(own[a], other[b], dtype) for a, b in (both, both[::-1]))
+        }
+        if "weights" in moved:
+            yield [*chain(*moved.values())], f"the {' and '.join(moved)} of {' and '.join(two)} are exchanged"
 
 
 OF_ANOTHER_MODEL = (

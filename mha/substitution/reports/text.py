@@ -33,10 +33,12 @@ def findings(report: WhereReport) -> Iterator[str]:
             lines = [line for line in lines if not line.startswith(f"And {len(others)} more alike: ")]
             names = _some(tuple(_name(each.name) for each in others))
             lines.append(f"So {'is' if len(others) == 1 else 'are'} {len(others)} more: {names}.")
-        told, *rest = finding(one, around_of(report, one)).split("\n  ")
         if lines and OTHERWISE in lines[0]:  # which says what its parameters are
-            told, rest = told.partition(UNKNOWN_ORDER)[0], [lines.pop(0), *rest]
-        yield "\n  ".join([told, *rest, *lines])
+            told, *rest = finding(replace(one, parameters="")).split("\n  ")
+            lines = [told, lines[0], *rest, *lines[1:]]
+        else:
+            lines = [finding(one, around_of(report, one)), *lines]
+        yield "\n  ".join(lines)
     yield from unjudged(report)
 
 
@@ -196,15 +198,16 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     elif one.own_lines:
         starts = tuple(f"{name}{dot}" for name in one.unpaired for dot in "./")
         outer = tuple(name for name in one.unpaired if not name.startswith(starts))
-        others = f", or in those of {_some(outer)}, which {'has' if len(outer) == 1 else 'have'} no original"
-        others *= bool(outer)
+        has = "has" if len(outer) == 1 else "have"
+        others = f", or in those of {_some(outer)}, which {has} no original" if outer else ""
         made_up = f", or in {_some(one.among)}, for which these may make up" if one.among else ""
         what = f"in its own lines{others} (errors of its parts are taken out){made_up}"
     unless = "" if around is None else f", unless what differs stands in lines of {_name(around)} in the other model"
     parameters = {
         "same": f" Its parameters are the original's, so what it computes is wrong{unless}.",
         "reordered": f" Its parameters have the original's numbers in another order: {one.order}.",
-        "unseen": UNKNOWN_ORDER,
+        "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known: a "
+        "matrix may be transposed.",
         "other": f" Its parameters are those of {one.parameters_of}."
         if one.parameters_of
         else f" Its parameters are not the original's{one.order and ': '}{one.order}.",
@@ -220,12 +223,6 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  {_whose(one)}{notes}"
     )
-
-
-UNKNOWN_ORDER = (
-    " Its parameters have the original's numbers; whether in the order that is meant is not known: a matrix may be "
-    "transposed."
-)
 
 
 def _whose(one: ModuleResult) -> str:
@@ -252,13 +249,13 @@ def _of_recordings(report: WhereReport) -> Iterator[str]:
         for each in one.causes:
             alike.setdefault((each.part, each.message), []).append(one.name)
     for one in report.results:
-        said: dict[tuple[object, ...], list[Difference]] = {}
+        said: dict[tuple[object, ...], tuple[Difference, list[str]]] = {}
         for each in one.causes:
             if names := alike.pop((each.part, each.message), []):
-                said.setdefault((each.part, each.moves, each.shows, *names), []).append(each)
-        for (_, _, _, *names), (first, *others) in said.items():
-            whole = "; ".join(other.message for other in (first, *others))
-            yield _difference(one, replace(first, message=whole), list(map(str, names)))
+                key = (each.part, each.moves, each.shows, *names)
+                first = said[key][0].message + "; " if key in said else ""
+                said[key] = replace(each, message=first + each.message), names
+        yield from (_difference(one, each, names) for each, names in said.values())
     following = [_name(one.name) for one in report.results if one.status == "caused upstream"]
     if following:
         yield f"{_some(tuple(following))}: given other inputs, caused upstream. Mend the first and look again."

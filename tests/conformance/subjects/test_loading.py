@@ -122,6 +122,7 @@ SPECS = {
     "mine:short": "takes (weights, queries, keys, values); it lacks mask: it must take (weights, queries, keys, "
     "values, mask), in this order; `mha check --new FILE.py` writes one to begin with",
     "mine:renaming": "'renaming' needs 'n_heads', which is not known; did you mean num_heads? (known: config,",
+    "mine:masked": "'masked' needs 'attn_mask', which is not known; the mask is the fifth argument (known: config, ",
     "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
     "mine:Unnamed": "its name must be a text. Got 7.",
     "mine:Dtyped": "dtype 'single' is not known (known: float64",
@@ -139,6 +140,7 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
         "def exchanged(weights, keys, queries, values, mask): pass\n"
         "def short(weights, queries, keys, values): pass\n"
         "def demanding(weights, queries, keys, values, mask, causal): pass\n"
+        "def masked(weights, queries, keys, values, mask, attn_mask): pass\n"
         "def renaming(weights, queries, keys, values, mask, n_heads): pass\n"
         "class Layer:\n    def __init__(self, embed_dim, num_heads): pass\n"
         "class Empty: pass\ndef maker(dim): pass\ndef other(q, k, v): pass\n"
@@ -149,7 +151,7 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
     with pytest.raises(SpecError) as error:
         load_subject(spec, "float64")
     assert SPECS[spec] in str(error.value)
-    assert spec in str(error.value) or spec in ("mine:demanding", "mine:renaming")
+    assert spec in str(error.value) or spec in ("mine:demanding", "mine:masked", "mine:renaming")
     assert len(str(error.value).splitlines()) == 1
 
 

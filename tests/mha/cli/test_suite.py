@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cases.table import all_cases
-from mha.cli.main import GONE, main
+from mha.cli.main import main
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
@@ -127,10 +127,3 @@ def test_cases_lists_every_case():
 def test_options_that_mean_nothing_beside_another_are_refused(arguments, message):
     result = mha("check", *arguments)
     assert (result.exit_code, result.output) == (2, f"Error: {message}\n")
-
-
-@pytest.mark.parametrize("word", GONE)
-def test_a_word_that_is_gone_is_answered_with_what_is_used_now(word):
-    result = mha(*word.split())
-    assert result.exit_code == 2
-    assert result.output == f"Error: mha {word} is no longer there; use {GONE[word]}\n"

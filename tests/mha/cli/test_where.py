@@ -185,6 +185,7 @@ def test_inputs_of_its_own(recorded):
             ":Model is a class: name a model, or a function that returns one (def original",
         ),
         ("{}:broken", "right.safetensors", "can't be made: it raised ValueError: no weights ("),
+        ("{}:Model.forward", "right.safetensors", "'self'; name a function that needs none: def original(): return"),
         ("nowhere", "right.safetensors", "no folder of that name exists"),
         ("{}", "right.safetensors", "name what is in it, too: write "),
         ("{}:original", "weights.pt", "safetensors"),

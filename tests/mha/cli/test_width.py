@@ -58,7 +58,7 @@ def test_the_help_of_each_command_fits_cuts_nothing_and_ends_with_examples(name)
     assert "\\b" not in said
     assert re.search(r"\w\.\.\.$", said, re.M) is None
     examples = getattr(main.commands[name], "examples", ())
-    assert all(f"\n  {one}\n" in said for one in examples)
+    assert all(f"\n    {one}\n" in said for one in examples)
     assert all(one.split()[1] == name for one in examples)
 
 

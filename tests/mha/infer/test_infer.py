@@ -112,7 +112,9 @@ def test_a_causal_layer_is_recognised_and_a_stated_mask_is_used():
     found = infer(scrambled(weights), record)
     assert_is(found, CONFIG, weights)
     assert found.hypothesis.mask == "causal"
-    assert infer(scrambled(weights), {**record, "causal": np.array(False)}, num_heads=3).verdict == "none"
+    told = infer(scrambled(weights), {**record, "causal": np.array(False)}, num_heads=3)
+    assert told.verdict == "none"
+    assert "If `causal` in the record may be wrong, leave it out" in describe(told)
     lens = np.array([5, 3])
     record = call(CONFIG, weights, mask=AttentionMask(valid_lens=lens))
     assert_is(infer(scrambled(weights), {**record, "valid_lens": lens}), CONFIG, weights)

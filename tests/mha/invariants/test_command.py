@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -153,6 +154,7 @@ def test_a_step_of_ones_own_is_asked(mine):
     status, said = run(f"{mine}:right", "--cache", f"{mine}:step")
     assert status == 0
     assert "taken for causal by what it does" in said.splitlines()[0]
+    assert re.search(r"all of padding, .*mask-none, .*: it has no mask argument$", said, re.M)
     assert "decoding-steps" in said.partition("Hold")[2]
     status, said = run(f"{mine}:right", "--cache", f"{mine}:wrong_step")
     assert status == 1

@@ -56,6 +56,7 @@ def test_all_are_listed():
         (("torhc", "keras"), "'torhc': did you mean torch (torch.nn.MultiheadAttention)? `mha phrase` lists all"),
         (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
         (("torch",), "needs a second name, such as mha phrase torch keras"),
+        (("torch", "keras", "--about", "pading"), "--about 'pading' is no concept; did you mean padding?"),
         (
             ("torch", "keras", "--about", "masks"),
             "--about 'masks' is no concept (there are: made (Make it), called (",

@@ -66,7 +66,7 @@ def test_a_live_model_is_ported_with_its_own_inputs_and_others(port):
         (["live_mine:unseen", "--inputs", "x.npz"], "its attention (Attention) has a softmax of its own, or its"),
         (
             ["live_mine:unseen"],
-            "live_mine:unseen takes arrays, and none are given: write them by the names of its arguments, as np.savez(",
+            "live_mine:unseen takes arrays, by the names of its arguments: np.savez(",
         ),
         (["live_mine:make", "--inputs", "other.npz"], "Sequential takes no 'hidden' (it takes: input)"),
         (["live_mine:made"], "live_mine has no 'made'"),

@@ -84,7 +84,7 @@ REFUSED = {
     "another shape": (cut(WORDS, 21), f"{WORDS} must have shape (23, 12), by the config.json beside it. Got (21, 12)."),
     "numbers that are none": (
         lambda arrays: {**arrays, WORDS: torch.full((23, 12), torch.nan)},
-        f"{WORDS} holds NaN or infinity in 276 of 276 elements, and what is computed from it says nothing",
+        f"{WORDS} is NaN or infinite in 276 of 276 elements",
     ),
     "integers": (
         lambda arrays: {**arrays, WORDS: torch.zeros(23, 12, dtype=torch.int32)},

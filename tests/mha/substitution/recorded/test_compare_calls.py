@@ -158,3 +158,14 @@ def test_diagnose_sees_a_mask_that_the_port_forgets(files):
     assert done.exit_code == 2
     assert "Not judged: 1 of 4 modules that look like attention: " in done.output
     assert run("diagnose", original, "--weights", original, "-c", "*").exit_code == 0
+
+
+def test_where_says_which_command_knows_why_a_layers_own_output_is_wrong(tmp_path, original):
+    wrong = original.calls[0]
+    output = {**wrong.outputs, "output": 2 * wrong.outputs["output"]}
+    port = replace(original, calls=(replace(wrong, outputs=output), *original.calls[1:]))
+    files = [tmp_path / "original.safetensors", tmp_path / "port.safetensors"]
+    original.save(files[0])
+    port.save(files[1])
+    assert f"is wrong: mha diagnose {files[1]}\n" in run("where", *files, "--no-unseen").output
+    assert "mha diagnose" not in run("where", *files[::-1], "--no-unseen").output

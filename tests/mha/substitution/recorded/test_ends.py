@@ -179,6 +179,7 @@ def test_a_wrong_port_behind_the_last_attention_layer_is_different(place, torch,
     done = run(main, ["diagnose", files[1], "--weights", files[0], "--no-unseen"])
     assert done.exit_code == 1, done.output
     assert "on the inputs and masks that it was given. What differs is said above." in done.output
+    assert "nothing to explain" not in done.output
 
 
 def test_other_modules_are_recorded_by_name(torch):
