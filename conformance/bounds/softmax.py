@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Bounds, Rounding
+from mha_core.reference.state import State
 
 QUOTIENT_ROUNDINGS = 2
 """Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
@@ -148,6 +149,27 @@ def heads(b: Bounds) -> Bounded:
     rounded = _own_roundings(r, state.sizes.key_len) + 2.0 * r.unit(r.precision.u)
     stored = Bounded(weights.v, rounded * weights.most + r.precision.lost_weight)
     return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
+
+
+def least(r: Rounding, state: State) -> dict[str, NDArray]:
+    """Return arrays that are nowhere above the bounds of the steps `weights` and `heads`, at a hundredth of the cost.
+
+    They are the parts of those bounds that take no errors of scores and values: the roundings of a row's sum and of a
+    weight, and those of the weighted sum.
+    """
+    p, weights = r.precision, state["weights"]
+    n = max(weights.shape[-1], 1)
+    own, summation = _own_roundings(r, n), r.gamma(n, p.ua)
+    shared = r.gamma(n + 2 * p.key_blocks(n), p.us) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
+    stored = own + 2.0 * r.unit(p.u)
+    # Of errors that are added by their squares, the largest counts; each weight's, at least by its part of the row.
+    factor = max(summation, stored / np.sqrt(n)) if r.probabilistic else summation + stored
+    keys = state["allowed"]
+    exact = ~keys | (keys.sum(axis=-1, keepdims=True) == 1)
+    return {
+        "weights": np.where(exact, 0.0, np.maximum((shared + own) * weights, p.lost_weight)),
+        "heads": factor * (weights @ np.abs(state.heads_of("values"))),
+    }
 
 
 def _own_roundings(r: Rounding, key_len: int) -> float:
