@@ -26,7 +26,6 @@ from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
 from mha_core.stages import GRADIENT, STAGES, is_gradient
 
-
 SURELY = 0.999
 """A factor for what `AllowedError.least` gives, since sums are rounded here too, in another order."""
 

@@ -52,8 +52,9 @@ class Proof:
 def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proof:
     """Return the Proof of a call of an attention function: its outputs, compared with the definition's.
 
-    Without `ratios`, the judgement of a right call may have none: what shows that it is right costs less. Rows without a key are counted and not compared. If outputs in float64 differ, they are compared again with a
-    softmax in float32, which transformers' own functions have in any dtype.
+    Without `ratios`, the judgement of a right call may have none: what shows that it is right costs less. Rows without
+    a key are counted and not compared. If outputs in float64 differ, they are compared again with a softmax in float32,
+    which transformers' own functions have in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype, ratios)
