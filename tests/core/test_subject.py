@@ -35,8 +35,10 @@ def test_a_mask_of_first_keys_is_lengths_and_no_other(mask, lens):
     found = as_valid_lens(mask, SIZES, num_heads=5)
     assert (None if found is None else found.tolist()) == lens
     inputs = AttentionInputs(np.ones((2, 3, 10)), np.ones((2, 4, 10)), np.ones((2, 4, 10)), mask)
-    said = Capabilities("bias", only_lengths=True).why_not(AttentionConfig(10, 5), inputs)
+    lengths = Capabilities("bias", only_lengths=True)
+    said = lengths.why_not(AttentionConfig(10, 5), inputs)
     assert said == (None if lens else "a mask that is not the first keys of each query, the same in all heads")
+    assert lengths.why_not(AttentionConfig(10, 5)) is None  # of a call it says nothing before there is one
     assert Capabilities("bias").why_not(AttentionConfig(10, 5), inputs) is None
 
 

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
+from runpy import run_path
 from shutil import copy
 
+import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
@@ -65,14 +67,19 @@ def in_a_shell(folder: Path, command: str) -> tuple[int, str, str]:
 
 
 def in_this_process(folder: Path, command: str) -> tuple[int, str, str]:
-    """The same of one `mha`: PyTorch is here already. The folder's modules are read anew, as by a new process."""
+    """The same of one `mha`, or `python` and a file: PyTorch is here already. The folder's modules are read anew, as by
+    a new process.
+    """
+    words = shlex.split(command)
     with pytest.MonkeyPatch.context() as patch, chdir(folder):
-        patch.setattr(sys, "path", [path for path in sys.path if path])
+        own = [str(folder)] if words[0] == "python" else []  # `mha` has its own way to the current folder
+        patch.setattr(sys, "path", [*own, *(path for path in sys.path if path)])
         patch.setenv("MHA_WORKERS", "0")
         own_subject.cache_clear()
         for path in folder.glob("*.py"):
             sys.modules.pop(path.stem, None)
-        done = CliRunner().invoke(main, shlex.split(command)[1:])
+        program = click.Command("python", callback=lambda: run_path(words[1], run_name="__main__"))
+        done = CliRunner().invoke(*((main, words[1:]) if words[0] == "mha" else (program, ())))
         for path in folder.glob("*.py"):
             sys.modules.pop(path.stem, None)
         own_subject.cache_clear()
@@ -83,7 +90,7 @@ def check(folder: Path, command: str, output: str) -> None:
     """Run a command: it must end as the page says, and print what it shows but for numbers; "..." are any lines."""
     printed = said = ""
     for part in command.split(" && "):
-        alone = part.startswith("mha ") and not re.search(r"[|&;<>]", part)
+        alone = re.match(r"(mha|python) [^|&;<>]*$", part)
         status, *more = (in_this_process if alone else in_a_shell)(folder, part)
         printed, said = printed + more[0], said + more[1]
         if status:
