@@ -74,7 +74,7 @@ HINTS = {
     SIZES + TURNED: "A weight is (out, in) here, a kernel of Keras or Flax (in, out): is it turned once too often, or "
     "too seldom?",
     rf"{SIZES}(?!{TURNED})": "The case has other sizes than the layer: make it with those of the config, such as "
-    "config.query_dim, or have `capabilities` leave these cases out (docs/subjects.md).",
+    "config.query_dim, or leave these cases out (docs/subjects.md).",
     "TracerArrayConversionError": "That is NumPy inside of jax.jit: write jnp there, not np.",
     "concrete values.*Tracer": "jax.jit traced a size: name its argument in static_argnames.",
 }

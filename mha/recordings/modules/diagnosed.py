@@ -116,6 +116,7 @@ def diagnosed(
         own = _alone(recording, name)
         stage, layer = _stage(own), own.layer_of(0)
         held = beside(owner, own) if stage is None and list(layers.values()).count(owner) == 1 else ""
+        held = "" if wrong[owner].parameters == "reordered" and "differs in" in held else held  # the order says more
         key = (wrong[owner].parameters, _given(own), held) if stage is None else stage
         before = told.setdefault((layer.kind, key), [])
         alike = next((one for one in before if one.diagnosis is None or _explains(one.diagnosis, own)), None)

@@ -33,12 +33,10 @@ def findings(report: WhereReport) -> Iterator[str]:
             lines = [line for line in lines if not line.startswith(f"And {len(others)} more alike: ")]
             names = _some(tuple(_name(each.name) for each in others))
             lines.append(f"So {'is' if len(others) == 1 else 'are'} {len(others)} more: {names}.")
-        if lines and OTHERWISE in lines[0]:  # which says what its parameters are
-            told, *rest = finding(replace(one, parameters="")).split("\n  ")
-            lines = [told, lines[0], *rest, *lines[1:]]
-        else:
-            lines = [finding(one, around_of(report, one)), *lines]
-        yield "\n  ".join(lines)
+        held = [lines.pop(0)] if lines and OTHERWISE in lines[0] else []  # which says what its parameters are
+        plain = replace(one, parameters="") if held and one.parameters == "unseen" else one
+        told, *rest = finding(plain, around_of(report, one)).split("\n  ")
+        yield "\n  ".join([told, *held, *rest, *lines])
     yield from unjudged(report)
 
 
@@ -198,8 +196,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     elif one.own_lines:
         starts = tuple(f"{name}{dot}" for name in one.unpaired for dot in "./")
         outer = tuple(name for name in one.unpaired if not name.startswith(starts))
-        has = "has" if len(outer) == 1 else "have"
-        others = f", or in those of {_some(outer)}, which {has} no original" if outer else ""
+        others = f", or in those of {_some(outer)}, which have no original" if outer else ""
         made_up = f", or in {_some(one.among)}, for which these may make up" if one.among else ""
         what = f"in its own lines{others} (errors of its parts are taken out){made_up}"
     unless = "" if around is None else f", unless what differs stands in lines of {_name(around)} in the other model"
