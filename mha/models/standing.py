@@ -42,6 +42,10 @@ MEANING = {
 """Each word -> its meaning, as the report shows it."""
 
 
+CROSS = ("crossattention", "encoder_attn")
+"""Ends of the prefixes of layers whose keys may have another width than their queries."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """A layer's standing: `word` is "proved", "known" or "moved"; `causal`: whether its calls are causal, or None."""
@@ -231,6 +235,9 @@ class About:
         fewer = next((other for other, _ in others if other != rows), None)
         if isinstance(found, KnownLayer) and fewer is not None:
             found = f"a projection has {fewer} rows, that of the queries {rows}, and such models have no grouped heads"
+        takes = next((other for _, other in others if other != inputs), None)
+        if isinstance(found, KnownLayer) and takes is not None and not layer.prefix.rstrip(".").endswith(CROSS):
+            found = f"a projection takes {takes} channels, that of the queries {inputs}: this is no self-attention"
         if not isinstance(found, KnownLayer):
             return LayerFacts("", found, **said), _none
         family, own = found.family, set(self._strange)

@@ -217,6 +217,15 @@ def test_an_array_that_the_family_does_not_have_makes_it_unknown(tmp_path):
     assert layer.notes == ("left behind, no part of the layout: output.LayerNorm.weight, rel.weight",)
 
 
+def test_self_attention_whose_values_are_of_another_width_is_not_known(tmp_path):
+    model_file(tmp_path)
+    arrays = arrays_of("bert", prefix="bert.encoder.layer.1.attention")
+    value = next(name for name in arrays if name.endswith("value.weight"))
+    save_file({**arrays, value: arrays[value][:, :10].copy()}, tmp_path / "model.safetensors")
+    with pytest.raises(SpecError, match="a projection takes 10 channels, that of the queries 12: this is no self"):
+        convert(tmp_path / "model.safetensors", to_layout="torch", out=tmp_path / "o.npz")
+
+
 # Heads and scales ---------------------------------------------------------------------------------------------
 
 
