@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Bounds, Rounding
+from mha_core.reference.state import State
 
 QUOTIENT_ROUNDINGS = 2
 """Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
@@ -148,6 +149,32 @@ def heads(b: Bounds) -> Bounded:
     rounded = _own_roundings(r, state.sizes.key_len) + 2.0 * r.unit(r.precision.u)
     stored = Bounded(weights.v, rounded * weights.most + r.precision.lost_weight)
     return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
+
+
+def least(r: Rounding, state: State) -> dict[str, NDArray]:
+    """Return arrays that are nowhere above the bounds of the steps `weights` and `heads`, at a hundredth of the cost.
+
+    They are parts of those bounds: the roundings of scores, of a row's sum and of a weight, and of the weighted sum.
+    Of errors that are added by their squares, the largest counts; a sum over n keys is at least 1 / sqrt(n) of theirs.
+    """
+    p, weights, heads = r.precision, state["weights"], state["heads"]
+    n, keys = max(weights.shape[-1], 1), state["allowed"]
+    add = np.maximum if r.probabilistic else np.add
+    spread = 1.0 / np.sqrt(n) if r.probabilistic else 1.0
+    rounded = _own_roundings(r, n)
+    shared = r.gamma(n + 2 * p.key_blocks(n), p.us) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
+    own = 2.0 * p.exp_ulps * r.unit(p.us)
+    if state.config.score == "scaled_dot" and state.config.softcap is None:
+        queries, across = np.abs(state["queries"]), np.abs(state.heads_of("keys")).swapaxes(-1, -2)
+        own = add(own, r.gamma(queries.shape[-1], p.ua) * abs(state.config.softmax_scale) * (queries @ across))
+    share, sizes = weights * np.minimum(own, SMALL_GROWTH), np.abs(state.heads_of("values"))
+    moved = np.maximum(share @ sizes - share.sum(axis=-1, keepdims=True) * np.abs(heads), 0.0)
+    summed = add(r.gamma(n, p.ua), spread * (rounded + 2.0 * r.unit(p.u)))
+    exact = ~keys | (keys.sum(axis=-1, keepdims=True) == 1)
+    return {
+        "weights": np.where(exact, 0.0, np.maximum((shared + rounded) * weights, p.lost_weight)),
+        "heads": add(add(summed * (weights @ sizes), spread * moved), shared * np.abs(heads)),
+    }
 
 
 def _own_roundings(r: Rounding, key_len: int) -> float:

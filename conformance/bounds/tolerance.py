@@ -20,9 +20,14 @@ from conformance.bounds.backward import BACKWARD_BOUNDS
 from conformance.bounds.bounded import Bound, Bounded, Bounds, Rounding
 from conformance.bounds.forward import FORWARD_BOUNDS
 from conformance.bounds.precision import Precision
+from conformance.bounds.softmax import least
+from mha_core.heads import merge_heads
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
 from mha_core.stages import GRADIENT, STAGES, is_gradient
+
+SURELY = 0.999
+"""A factor for what `AllowedError.least` gives, since sums are rounded here too, in another order."""
 
 
 class AllowedError(Mapping[str, NDArray]):
@@ -53,6 +58,21 @@ class AllowedError(Mapping[str, NDArray]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def least(self) -> dict[str, NDArray]:
+        """Return "weights" and "output" -> an array nowhere above the allowed error, and found far sooner.
+
+        It is empty for layers with projections or dropout, and after all errors were computed.
+        """
+        if self._bounds is None:
+            return {}
+        state = self._bounds[0].state
+        if state.config.projections or state.inputs.dropout_keep is not None:
+            return {}
+        with any_numbers:
+            worst, likely = (least(bounds.rounding, state) for bounds in self._bounds)
+            found = {name: SURELY * np.fmin(worst[name], likely[name]) for name in worst}
+        return {"weights": found["weights"], "output": merge_heads(found["heads"])}
 
     def _look_at(self, *, gradients: bool) -> None:
         """Compute the stages, which the gradients' bounds begin with; and the gradients."""

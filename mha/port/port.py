@@ -358,7 +358,7 @@ def _none(trained: TrainedModel, seen: _Seen, coverage: Coverage) -> str:
 
 
 def _judged(name: str, kind: str, problem: Problem, dtype: str) -> _Call:
-    own = prove(problem, dtype)
+    own = prove(problem, dtype, ratios=True)
     wanted = answer(problem, Precision.of(dtype))
     slack = own.wanted.allowed_error["output"] + wanted.allowed_error["output"]
     return _Call(name, kind, own.problem, wanted, own.judgement, split_heads(slack, problem.config.num_heads))

@@ -18,7 +18,7 @@ from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.hooks import Hooks
 from mha.recordings.parts import AT_SEAM, RecordedCall
 from mha.seam.interface import intercept_interface
-from mha_core import SpecError
+from mha_core import SpecError, Trace
 from mha_core.capture import ReadCall
 from mha_core.errors import listed
 from mha_core.seam import Handle, Handover
@@ -49,24 +49,28 @@ class Proof:
         return self.judgement.equal
 
 
-def prove(call: ReadCall | Problem, dtype: str) -> Proof:
+def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proof:
     """Return the Proof of a call of an attention function: its outputs, compared with the definition's.
 
-    Rows without a key are counted and not compared. If outputs in float64 differ, they are compared again with a
-    softmax in float32, which transformers' own functions have in any dtype.
+    Without `ratios`, the judgement of a right call may have none: what shows that it is right costs less. Rows without
+    a key are counted and not compared. If outputs in float64 differ, they are compared again with a softmax in float32,
+    which transformers' own functions have in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
-    found = _compared(problem, dtype)
+    found = _compared(problem, dtype, ratios)
     if {one.stage for one in found.judgement.mismatches} == {"weights"}:  # what is returned beside need not be weights
         output = {"output": problem.recorded["output"]}
-        found = _compared(replace(problem, recorded=output), dtype)
+        found = _compared(replace(problem, recorded=output), dtype, ratios)
     return found
 
 
-def _compared(problem: Problem, dtype: str) -> Proof:
+def _compared(problem: Problem, dtype: str, ratios: bool) -> Proof:
     # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
     precision = replace(Precision.of(dtype), exp_ulps=20.0, key_block=512)
     wanted = answer(problem, precision)
+    if not ratios and wanted.surely_allows(Trace(**problem.recorded), dtype):
+        without_key = int((~wanted.where.any(axis=-1)).sum())
+        return Proof(Judgement({}, 0.0, rows_without_key=without_key), problem, wanted)
     found = Proof(judge_original(problem, precision, wanted), problem, wanted)
     if found.equal or dtype != "float64":
         return found

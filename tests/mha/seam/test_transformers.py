@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,6 +14,7 @@ hf = pytest.importorskip("transformers")
 from click.testing import CliRunner  # noqa: E402
 
 import mha  # noqa: E402
+from conformance.bounds.tolerance import AllowedError  # noqa: E402
 from mha.cli.suite.diagnose import diagnose  # noqa: E402
 from mha.coverage import UnreadWarning  # noqa: E402
 from mha.recordings.replay import judge_recording  # noqa: E402
@@ -55,6 +58,35 @@ def test_calls_are_recorded_and_follow_the_definition(name, implementation):
     recording = seen.recording
     assert len(recording.calls) in (2, 4)  # DiffLlama calls twice
     assert {result.status for result in judge_recording(recording)} == {"equal"}
+
+
+def test_no_bounds_are_computed_of_calls_that_are_right(monkeypatch):
+    monkeypatch.setattr(AllowedError, "_look_at", lambda *_, **__: pytest.fail("it computed the bounds"))
+    _, told = captured(model_of("gpt_oss", attn_implementation="eager"))
+    assert "recorded at the attention function" in told[0]
+
+
+@pytest.mark.nightly("recording at the seam takes at most 1.5 times the model's own run besides it")
+def test_recording_costs_little():
+    """Of a model with the sizes of SmolLM2, on 64 tokens, in processor time."""
+    sizes = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+    config = hf.CwmConfig(
+        **sizes, num_hidden_layers=30, intermediate_size=1536, vocab_size=49152, tie_word_embeddings=True
+    )
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    given = {"input_ids": torch.arange(64)[None] + 9, "use_cache": False}
+
+    def seconds(record):
+        start = time.process_time()
+        with torch.no_grad(), mha.capture(model) if record else nullcontext():
+            model(**given)
+        return time.process_time() - start
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [(seconds(False), seconds(True)) for _ in range(4)][1:]
+    plain, recorded = (min(column) for column in zip(*found, strict=True))
+    assert recorded <= 2.5 * plain
 
 
 def test_what_is_not_recorded_is_said():
