@@ -124,7 +124,7 @@ class ProjectedLayer:
             there = ", ".join(repr(own) for own, _ in hooks.modules_in(layer) if own in inside) or "none"
             raise SpecError(f"{self.kind} at {name or 'the top'} has no projection {unknown[0]!r} (it has: {there})")
         self.parts = {own: Part(self, own, inside[own]) for own in said.names}
-        self.num_heads = said.num_heads or heads_of(layer)
+        self.num_heads = said.num_heads or heads_of(layer, *around(hooks.modules_in(layer), said.query))
         self.settled: _Reading | None = None
         self.taken: _Reading | None = None
         self.doubt = ""
@@ -335,10 +335,15 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from (one for one in named if often[one[0]] == 1)
 
 
-def heads_of(layer: Any) -> int:
-    """Return the number of heads, read from an attribute of the layer. SpecError if it has no such attribute."""
-    for name in COUNTS:
-        value = getattr(layer, name, None)
+def around(inside: Iterable[tuple[str, Any]], name: str) -> Iterator[Any]:
+    """Yield the modules, of those inside a layer, that hold the one of this name, from outside inwards."""
+    yield from (module for own, module in inside if own and name.startswith(f"{own}."))
+
+
+def heads_of(layer: Any, *parts: Any) -> int:
+    """Return the number of heads, an attribute of the layer or of one of these parts. SpecError if none has it."""
+    for one, name in product((layer, *parts), COUNTS):
+        value = getattr(one, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     raise SpecError(f"{kind_of(layer)} has no attribute with its number of heads; say num_heads")

@@ -11,7 +11,7 @@ from typing import Any
 
 from mha import rotary
 from mha.coverage import kind_of
-from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, heads_of
+from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, around, heads_of
 from mha.projections.said import Projections, found_by_name
 from mha_core import SpecError
 from mha_core.errors import listed
@@ -116,7 +116,7 @@ class Unlisted:
         found = self._found.get(name)
         says = found is not None and found.num_heads
         with suppress(SpecError):
-            says = says or heads_of(self._named.get(name, self._target))
+            says = says or self._own_heads(name, found)
         heads = "" if says else "its own number of heads"
         which = "" if found is not None else "each name where it belongs"
         if found is None and self._guessed(name).query == OPEN:
@@ -164,12 +164,17 @@ class Unlisted:
     def _some_heads(self, name: str, found: Projections) -> int:
         """The layer's number of heads; where nothing says it, one that the rows of its queries have, at most 8."""
         with suppress(SpecError):
-            return heads_of(self._named.get(name, self._target))
+            return self._own_heads(name, found)
         inside = dict(self._inside_of(name))
         module = inside.get(found.query) or next(filter(self._hooks.projects, inside.values()), None)
         rows = 8 if module is None else int(self._hooks.matrix_of(module)[0].shape[0])
         rows //= 3 if found.query == found.key == found.value != OPEN and rows % 3 == 0 else 1
         return max(one for one in range(1, 9) if rows % one == 0)
+
+    def _own_heads(self, name: str, found: Projections | None) -> int:
+        """The number of heads that a layer, or what holds its queries' projection, says."""
+        layer = self._named.get(name, self._target)
+        return heads_of(layer, *around(self._inside_of(name), "" if found is None else found.query))
 
     def _inside_of(self, name: str) -> list[tuple[str, Any]]:
         """The modules inside that of this name; of the target, where there is none."""

@@ -1,4 +1,4 @@
-"""Capture by projections in Keras, Flax nnx and Gluon; and layers whose queries and keys turn with the position."""
+"""Capture by projections in Keras, Flax nnx, Gluon; of layers in two modules, and of those that turn with positions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mha
+from mha.coverage import UnreadWarning
 from mha.recordings.replay import judge_recording
 from mha_core import SpecError
 
@@ -135,3 +136,32 @@ def test_layers_with_rotary_positions_are_refused_at_once() -> None:
     own.rotary_emb = Rotary()
     with pytest.raises(SpecError, match=r"ModuleDict at attn turns .*rotary_emb"), mha.capture(own):
         pass
+
+
+def test_the_number_of_heads_may_stand_in_the_module_that_holds_the_projections() -> None:
+    """As in the BERT family, where the output projection stands beside that module."""
+    torch = pytest.importorskip("torch")
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.output = torch.nn.Module(), torch.nn.Linear(12, 12)
+            for name in ("query", "key", "value"):
+                setattr(self.attention, name, torch.nn.Linear(12, 12))
+            self.attention.num_attention_heads = 3
+
+        def forward(self, x: Any) -> Any:
+            own = self.attention
+            q, k, v = (y(x).unflatten(2, (3, 4)).transpose(1, 2) for y in (own.query, own.key, own.value))
+            weights = (0.5 * q @ k.mT).softmax(dim=-1)
+            return x + self.output((weights @ v).transpose(1, 2).flatten(2))
+
+    torch.manual_seed(3)
+    model = Wrapped().eval()
+    x = torch.from_numpy(drawn(2, 5, 12))
+    with torch.no_grad(), pytest.warns(UnreadWarning, match="up to the output projection"), mha.capture(model) as seen:
+        model(x)
+    check(seen, 3, causal=False)
+    del model.attention.num_attention_heads
+    with pytest.raises(SpecError, match="has no attribute with its number of heads"), mha.capture(model):
+        model(x)
