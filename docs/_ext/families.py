@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from _ext import common
 from _ext.common import escaped
-from mha.recipes.rows.table import Row, counts, rows
-
-
-def _of(state: str) -> list[Row]:
-    return [row for row in rows() if row.state == state]
+from mha.recipes.rows import RECIPES, REFUSED
+from mha.recipes.rows.table import counts, rows
 
 
 def expressed() -> str:
@@ -27,9 +24,9 @@ def expressed() -> str:
                 escaped(", ".join(row.models)),
                 ", ".join(f"`{name}`" for name in row.model_types),
                 escaped(row.adds),
-                escaped(row.says),
+                escaped(row.words),
             )
-            for row in _of("expressed")
+            for row in rows()[: len(RECIPES)]
         ],
     )
 
@@ -39,8 +36,8 @@ def refused() -> str:
     return common.table(
         ["published models", "model types", "why"],
         [
-            (escaped(", ".join(row.models)), ", ".join(f"`{name}`" for name in row.model_types), escaped(row.says))
-            for row in _of("refused")
+            (escaped(", ".join(row.models)), ", ".join(f"`{name}`" for name in row.model_types), escaped(row.reason))
+            for row in REFUSED
         ],
     )
 
@@ -50,7 +47,7 @@ def counted() -> str:
     found = counts()
     return (
         f"Of {sum(found.values())} published models and groups of them in these tables, {found['expressed']} are of "
-        f"the {len(_of('expressed'))} families that are read, and {found['refused']} are refused."
+        f"the {len(RECIPES)} families that are read, and {found['refused']} are refused."
     )
 
 

@@ -2,88 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mha.recipes.recipe import Recipe
-from mha.recipes.rows import RECIPES, REFUSED, Refused
+from mha.recipes.rows import RECIPES, REFUSED
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of the table: one family.
 
-    Attributes:
+    Args:
         family: its name.
-        state: "expressed" or "refused".
         model_types: the `model_type` of the configs of its models.
         models: published models with such layers.
-        layouts: the layouts of its modules; empty if it is refused.
-        rotary: which channels are a pair, and how much of a head turns; "" without rotary positions.
-        norm: the query-key norm; "" for none.
-        softcap: the setting with the softcap; "" for none.
-        scale: the settings that replace the scale 1 / sqrt(d); "" for none.
-        says: what is special about it, or the reason why it is refused.
+        adds: what it adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing.
+        words: what is special about it, or why it is refused.
     """
 
     family: str
-    state: str
     model_types: tuple[str, ...]
     models: tuple[str, ...]
-    layouts: tuple[str, ...]
-    rotary: str
-    norm: str
-    softcap: str
-    scale: str
-    says: str
-
-    @property
-    def adds(self) -> str:
-        """Return what the family adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing."""
-        parts = {"rotary": self.rotary, "norm": self.norm, "softcap": self.softcap, "scale": self.scale}
-        return "; ".join(f"{name}: {text}" for name, text in parts.items() if text) or "-"
-
-    @property
-    def words(self) -> str:
-        """Return the family's particulars, or why it is refused."""
-        return self.says if self.state == "expressed" else f"refused: {self.says}"
+    adds: str
+    words: str
 
 
 def rows() -> list[Row]:
     """Return a row for every family; first the families that have a recipe, then the refused ones.
 
-    >>> [row.family for row in rows() if row.softcap], [row.rotary for row in rows() if row.family == "gptj"]
-    (['gemma2'], ['interleaved, rotary_dim'])
+    >>> [row.adds for row in rows() if row.family in ("bert", "gptj")]
+    ['-', 'rotary: interleaved, rotary_dim']
     """
-    return [*map(_expressed, RECIPES.values()), *map(_refused, REFUSED)]
+    read = [Row(one.family, one.model_types, one.models, _added(one), one.summary) for one in RECIPES.values()]
+    return [*read, *(Row(one.family, one.model_types, one.models, "-", f"refused: {one.reason}") for one in REFUSED)]
 
 
 def counts() -> dict[str, int]:
     """Return "expressed" or "refused" -> how many published models belong to such families."""
-    found = {"expressed": 0, "refused": 0}
-    for row in rows():
-        found[row.state] += len(row.models)
-    return found
+    kinds = {"expressed": RECIPES.values(), "refused": REFUSED}
+    return {kind: sum(len(one.models) for one in families) for kind, families in kinds.items()}
 
 
-def _expressed(recipe: Recipe) -> Row:
-    return Row(
-        recipe.family,
-        "expressed",
-        recipe.model_types,
-        recipe.models,
-        recipe.layouts,
-        _rotary(recipe),
-        _norm(recipe),
-        recipe.softcap,
-        recipe.scale,
-        recipe.summary,
-    )
-
-
-def _rotary(recipe: Recipe) -> str:
-    if recipe.turn is None:
-        return ""
-    return f"{'interleaved' if recipe.turn.interleaved else 'half'}, {recipe.turn.share or 'whole head'}"
+def _added(recipe: Recipe) -> str:
+    turn = recipe.turn
+    rotary = turn and f"{'interleaved' if turn.interleaved else 'half'}, {turn.share or 'whole head'}"
+    parts = {"rotary": rotary, "norm": _norm(recipe), "softcap": recipe.softcap, "scale": recipe.scale}
+    return "; ".join(f"{name}: {text}" for name, text in parts.items() if text) or "-"
 
 
 def _norm(recipe: Recipe) -> str:
@@ -95,7 +58,3 @@ def _norm(recipe: Recipe) -> str:
     weight = "weight" if own.scope == "all" else weight
     parts = (own.kind, scope, f"{own.order} the rotation", weight, recipe.norms.on and f"if {recipe.norms.on}")
     return ", ".join(filter(None, parts))
-
-
-def _refused(row: Refused) -> Row:
-    return Row(row.family, "refused", row.model_types, row.models, (), "", "", "", "", row.reason)
