@@ -214,37 +214,35 @@ class SeamCalls:
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
-        """Compare each call with the definition. One that differs is reported, and removed unless `keep`.
+        """Compare each call with the definition. One that differs is reported, and its layer left out unless `keep`.
 
+        So is a layer with a call that was not read: in a recording without it, later calls would pass for earlier ones.
         Call it after the model has run, so that the run is not slowed down.
         """
-        settled: list[tuple[RecordedCall, Mapping[str, NDArray] | None]] = []
-        left = set()
-        for name, recorded, call in self._calls:
+        outputs: list[Mapping[str, NDArray] | None] = []
+        for name, _, call in self._calls:
             proof = prove(call, call.dtype)
             self._without_key[name] = self._without_key.get(name, 0) + proof.judgement.rows_without_key
             if proof.equal:
                 self.read[name] |= proof.in_float32
-                settled.append((recorded, proof.problem.recorded))
-                left.add(name)
+                outputs.append(proof.problem.recorded)
                 continue
-            differs = proof.judgement.mismatches[0].message
-            if keep:
-                cause = "`mha diagnose FILE` looks for the cause"
-                left.add(name)
-                self._refused.setdefault(
-                    name, f"is recorded, but its attention function does not follow: {differs}; {cause}"
+            outputs.append(call.outputs)
+            differs, cause = proof.judgement.mismatches[0].message, "`mha diagnose FILE` looks for the cause"
+            why = f"is recorded, but its attention function does not follow: {differs}; {cause}"
+            if not keep:
+                why = (
+                    "what its attention function gives is not what the definition gives of what it is handed: "
+                    f"{differs}. mha.capture(..., modules=True) records it all the same, and {cause}"
                 )
-                continue
-            self._refused.setdefault(
-                name,
-                f"what its attention function gives is not what the definition gives of what it is handed: {differs}. "
-                "mha.capture(..., modules=True) records it all the same, and `mha diagnose FILE` looks for the cause",
-            )
-            settled.append((recorded, None))
+            self._refused.setdefault(name, why)
+        left_out = () if keep else self._refused
+        settled = [
+            (recorded, None if name in left_out else given)
+            for (name, recorded, _), given in zip(self._calls, outputs, strict=True)
+        ]
         self._recorder.settle(settled)
-        for name in [name for name in self.read if name not in left]:
-            del self.read[name]
+        self.read = {name: narrow for name, narrow in self.read.items() if name not in left_out}
 
     def reads(self, name: str) -> bool:
         """Return whether a function call of the module of this name, or of one inside it, was recorded."""
