@@ -301,11 +301,13 @@ HOWS = {
 
 
 WHYS = {
-    "Another computation than the definition's": "does not compute the definition",
+    "Another computation than the definition's": "does not compute the definition|computes something else",
+    "Rotary positions, without a recipe": "turns queries and keys",
+    "Projections that are not called, but used as parameters": "was called 0 times",
     "Projections that no name tells, or a number of heads that nothing says": "are said",
     "Not called by the small model, or of a kind that is not known": "",
 }
-"""The reason for which classes are not read -> what its message has."""
+"""The reason for which classes are not read -> a regular expression for its message."""
 
 
 def page_of(report: Mapping[str, Any]) -> str:
@@ -332,9 +334,9 @@ def page_of(report: Mapping[str, Any]) -> str:
         names = {_short(kind): row.get("why", "") for kind, row in sorted(classes.items()) if row["how"] == how}
         lines += ["", f"### {heading}: {len(names)}"]
         for words, sign in WHYS.items() if how == "refused" else [("", "")]:
-            own = sorted(name for name in names if sign in names[name])
+            own = sorted(name for name in names if re.search(sign, names[name]))
             names = {name: why for name, why in names.items() if name not in own}
-            lines += ["", *_wrapped((words and f"{words}: ") + ", ".join(own))]
+            lines += ["", *_wrapped((words and f"{words}: ") + ", ".join(own))] * bool(own)
     return "\n".join(lines) + "\n"
 
 
