@@ -7,9 +7,12 @@ the float32 numbers that they stand for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +40,25 @@ AROUND = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 
 TURNED = ("attn_q", "attn_k")
 """The arrays whose rows are in another order there."""
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Return a context in which a GGUF file is read once, however often transformers and `read_llama` ask for it.
+
+    The reader slices the file a million times, which takes three times as long where it is a `numpy.memmap`.
+    """
+    import gguf
+
+    own, mapped = gguf.GGUFReader, np.memmap
+
+    @cache
+    def read(path: str) -> Any:
+        with patch.object(np, "memmap", lambda *args, **more: np.asarray(mapped(*args, **more))):
+            return own(path)
+
+    with patch.object(gguf, "GGUFReader", lambda path: read(str(path))):
+        yield
 
 
 def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:

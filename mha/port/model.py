@@ -22,7 +22,7 @@ from mha.models.config import FILE, contradiction
 from mha.models.decoders import read_config
 from mha.models.families import MODEL_TYPES, changed, of_own_code
 from mha.port.arrays import LoadedArrays, check_arrays, check_loaded, files_of
-from mha.port.gguf import read_llama
+from mha.port.gguf import read_llama, read_once
 from mha.port.load import (
     DECODERS,
     PACKAGED,
@@ -332,7 +332,7 @@ def _packaged_decoder(name: str, dtype: str) -> TrainedModel:
     except ImportError as error:
         line = install_line(decoder=True)
         raise NotInstalled(f"mha port needs the package {error.name!r}. Install it with: {line}") from error
-    with no_logging():
+    with no_logging(), read_once():
         try:
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
         except Exception as error:  # transformers raises whatever its readers raise

@@ -16,7 +16,7 @@ gguf = pytest.importorskip("gguf")
 
 
 from mha.cli.main import main  # noqa: E402
-from mha.port.gguf import in_halves, read_llama  # noqa: E402
+from mha.port.gguf import in_halves, read_llama, read_once  # noqa: E402
 from mha_core import AttentionConfig, Rotary, SpecError, init_weights  # noqa: E402
 from mha_core.layouts.conventions import with_pairs  # noqa: E402
 
@@ -92,6 +92,16 @@ def test_a_file_gives_the_model_that_it_was_written_from(tmp_path):
         assert torch.equal(model(ids).logits, own(ids).logits)
     assert arrays.held["model.layers.1.self_attn.q_proj.weight"] == "blk.1.attn_q.weight"
     assert len(arrays.held) == 2 * 9 + 2
+
+
+def test_a_file_is_read_once_and_without_a_memmap(tmp_path):
+    file, own = write(tmp_path / "small.gguf", model_of()), gguf.GGUFReader
+    with read_once():
+        assert gguf.GGUFReader(file) is gguf.GGUFReader(str(file))
+        assert type(gguf.GGUFReader(file).data) is np.ndarray
+        read_llama(file, "float32")
+    assert gguf.GGUFReader is own
+    assert type(own(file).data) is np.memmap
 
 
 def test_the_rows_of_a_file_are_the_interleaved_layer():

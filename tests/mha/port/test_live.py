@@ -9,7 +9,10 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from conformance.judging.compare import Mismatch
 from mha.cli.main import main
+from mha.recipes.judge import Judgement
+from mha.recordings.at_seam import prove
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
@@ -58,6 +61,16 @@ def test_a_live_model_is_ported_with_its_own_inputs_and_others(port):
         assert f"live_mine:make: 2 attention layers of 3 heads, arrays, {dtype}\nread 2 of 2 modules" in ended.stdout
         assert "Not judged: projections, norms and rotations, which stay the model's own" in ended.stdout
         assert "Equal: the model's own attention, 2 ported calls, and the outputs through torch." in ended.stdout
+
+
+def test_the_wider_bound_of_a_fused_kernel_is_computed_only_of_calls_that_need_it(port, monkeypatch):
+    monkeypatch.setattr("mha.port.port.prove", lambda *_, **__: pytest.fail("it computed a second bound"))
+    assert port("live_mine:make", "--inputs", "x.npz").exit_code == 0
+    asked = []
+    monkeypatch.setattr("mha.port.port.prove", lambda *given, **more: asked.append(prove(*given, **more)) or asked[-1])
+    monkeypatch.setattr("mha.port.port.judge_original", lambda *_: Judgement({}, 0.0, (Mismatch("output", ""),)))
+    assert port("live_mine:make", "--inputs", "x.npz").exit_code == 0
+    assert [one.equal for one in asked] == [True, True]
 
 
 @pytest.mark.parametrize(
