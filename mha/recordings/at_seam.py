@@ -66,7 +66,7 @@ def _compared(problem: Problem, dtype: str, ratios: bool) -> Proof:
     # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
     precision = replace(Precision.of(dtype), exp_ulps=20.0, key_block=512)
     wanted = answer(problem, precision)
-    if not ratios and wanted.surely_allows(Trace(**problem.recorded), dtype):
+    if not ratios and wanted.surely_allows(Trace.of_arrays(problem.recorded), dtype):
         without_key = int((~wanted.where.any(axis=-1)).sum())
         return Proof(Judgement({}, 0.0, rows_without_key=without_key), problem, wanted)
     found = Proof(judge_original(problem, precision, wanted), problem, wanted)

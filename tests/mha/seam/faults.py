@@ -334,6 +334,9 @@ ROWS = [
 ]
 
 
+HAS_FUNCTION = re.compile(r"(attn|attention|Attention|self)$")
+"""The end of the name of a module that calls an attention function. Of another one that is named, no side is said."""
+
 CAUSES = {
     "mask of another item": "batch item",
     "scale": "scale",
@@ -464,14 +467,15 @@ def table(rows: list[Row], verbose: bool) -> None:
             totals["wrong equal"] += found.equal
             totals[f"module {found.module}"] += 1
             if row.side in ("in", "before"):
-                right = "not said" if found.side == "not said" else "right" if found.side == row.side else "wrong"
+                left = "needless" if found.module == "right" and not HAS_FUNCTION.search(row.target) else "not said"
+                right = left if found.side == "not said" else "right" if found.side == row.side else "wrong"
                 totals[f"side {right}"] += 1
             totals["in the function"] += row.side == "in"
             totals["cause planted"] += found.cause == "planted"
             totals["cause other"] += found.cause == "other"
     print(f"\nseen {totals['seen']} of {totals['faults']}, wrong equal {totals['wrong equal']}")
     print("module: " + ", ".join(f"{one} {totals[f'module {one}']}" for one in ("right", "near", "another", "none")))
-    print(", ".join(f"{one} side {totals[f'side {one}']}" for one in ("right", "wrong", "not said")))
+    print(", ".join(f"{one} side {totals[f'side {one}']}" for one in ("right", "wrong", "needless", "not said")))
     print(f"cause named {totals['cause planted']} of {totals['in the function']}, another {totals['cause other']}")
     print(f"false statement in {totals['false statement']} rows")
     print(f"right ports equal {totals['ports equal']} of {totals['ports']}")
