@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from conformance.kinds.made import bug_of, with_parameters
 from conformance.zoo.bug import Bug, DoesNotApply
-from conformance.zoo.forward.precision import to_integers
+from conformance.zoo.forward.precision import FORMATS, to_integers
 from mha_core import AttentionConfig
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
@@ -207,8 +207,11 @@ GRIDS: Mapping[str, Narrow] = {
 }
 
 
+KEEP = "Keep the parameters in the precision of the inputs."
+
+
 def rounded() -> Iterator[Bug]:
-    """Yield bugs that round weights to 8 or 4 bits, with a scale of each channel or matrix."""
+    """Yield bugs that round weights to 8 or 4 bits, with a scale of each channel or matrix, or to a narrower dtype."""
     every = {"all projections": (*INPUTS, OUTPUT), **{names: some for names, some in SETS.items() if len(some) < 4}}
     for (names, some), bits, (each, axis), (detail, narrow) in product(
         every.items(), (8, 4), SCALED_BY.items(), GRIDS.items()
@@ -216,7 +219,11 @@ def rounded() -> Iterator[Bug]:
         weights = f"weight{'s' * (len(some) > 1)} of {names} {'are' if len(some) > 1 else 'is'}"
         said = f"The {weights} {bits}-bit integers times a scale of {each}.{detail.format(half=2 ** (bits - 1))}"
         steps = {PROJECTED[name][1]: partial(_rounded, partial(narrow, bits=bits, axis=axis), name) for name in some}
-        yield bug_of(said, said, "Keep the parameters in the precision of the inputs.", steps)
+        yield bug_of(said, said, KEEP, steps)
+    for (names, some), (dtype, in_format) in product(every.items(), FORMATS.items()):
+        if len(some) > 1:  # of one projection these are on file
+            said = f"The weights of {names} are rounded to {dtype}, and their biases are not."
+            yield bug_of(said, said, KEEP, {PROJECTED[name][1]: partial(_rounded, in_format, name) for name in some})
 
 
 def _rounded(narrow: Callable[..., NDArray], step: str, state: State, beneath: Step) -> NDArray:

@@ -340,7 +340,7 @@ def _shared(asker: Asker, problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield (stage, sentence) of what is kept by the shapes of a call for all layers: the second layer gets it."""
     if asker.slow or asker.fixed_weights is not None or problem.config.score != "scaled_dot":
         return
-    sizes = count(18, 2)  # of shapes that nothing else has been asked with
+    sizes = count(92, 2)  # of shapes that no case has, nor anything else that was asked
     said = (
         "that of the first layer that was called with these shapes: it is kept by the shapes of a call for all layers"
     )
@@ -372,10 +372,10 @@ def _is_shared(
     """
     wider = _wider(config, size)
     configs = [replace(wider, **some(size)) for some in fields]
-    held, drawn = (generic(configs[0], seed=seed, query_len=size, key_len=size).weights for seed in (0, 1))
-    held, right = dict(held), []
+    held, drawn = (dict(generic(configs[0], seed=seed).weights) for seed in (0, 1))
+    right: list[bool] = []
     for one in configs:
-        call = generic(one, query_len=size, key_len=size)
+        call = generic(one, query_len=size - 73, key_len=size - 70)  # odd and even ones, so that each is new
         call = replace(call, weights={**call.weights, **held})
         right.append(asker.output(call) is not None and asker.is_right(call))
         if right == [False]:

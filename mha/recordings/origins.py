@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.zoo.forward.precision import to_integers
 from mha.recordings.packing_bugs import channels_mixed
 from mha.recordings.recording import RecordedLayer
 from mha_core import AttentionConfig
@@ -21,6 +23,10 @@ REORDERED = "holds the original's numbers in another order"
 
 SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 """The distance of neighbours below the smallest normal number."""
+
+
+MOST = 1 << 24
+"""Numbers of a matrix that is held against integers times a scale."""
 
 
 class WeightIndex:
@@ -90,16 +96,19 @@ def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
     return bool((close | (one == other) | (np.isnan(one) & np.isnan(other))).all())
 
 
-def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
-    """Return the widest dtype such that `a`, rounded to it, is `b`; None if there is none, or if they are equal.
+def roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
+    """Yield an array in fewer bits, in each of the usual ways: in words, and its numbers.
 
-    >>> rounded_to_which(np.array([1 / 3]), np.array([0.33325195]))
-    'float16'
+    >>> [words for words, _ in roundings(np.ones(3, np.float16))]
+    ['bfloat16']
+    >>> [words for words, _ in roundings(np.ones((2, 2), np.float32))][2:4]
+    ['8-bit integers times a scale of the matrix', '8-bit integers times a scale of each row']
     """
-    for dtype in DTYPES:
-        if np.array_equal(round_to(a, dtype), b.astype(round_to(a, dtype).dtype)) and not np.array_equal(a, b):
-            return dtype
-    return None
+    unit = UNIT_ROUNDOFF.get(array.dtype.name, 1.0)
+    yield from ((one, round_to(array, one)) for one in DTYPES if UNIT_ROUNDOFF[one] > unit)
+    scales = {"the matrix": None, "each row": 1, "each column": 0}
+    for bits, (each, axis) in product((8, 4), scales.items()) if array.ndim == 2 and array.size <= MOST else ():
+        yield f"{bits}-bit integers times a scale of {each}", to_integers(array, bits, axis)
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
@@ -117,9 +126,9 @@ def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, inde
     for position, there in sorted(holders, key=lambda held: index.layers[held[0]] is not a):
         whose = "" if index.layers[position] is a else f" of {index.called[position]}"
         return f"holds the original's {there}{whose}"
-    narrow = rounded_to_which(ours, theirs)
-    if narrow is not None and ours.dtype == theirs.dtype:
-        return f"is the original's rounded to {narrow}"
+    for how, one in roundings(ours) if ours.dtype == theirs.dtype else ():
+        if np.array_equal(one, theirs.astype(one.dtype)):
+            return f"is the original's rounded to {how}"
     if same_numbers(ours, -theirs, dtype):
         return "has the other sign"
     if has_the_same(ours, theirs, dtype):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import permutations, product
+from itertools import permutations
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.forward.precision import to_integers
 from mha.recordings.modules.numbers import is_constant, numbers_of, order_of
 from mha.recordings.modules.recording import Parameter
+from mha.recordings.origins import roundings
 from mha_core.dtypes import divisors, round_to
 from mha_core.errors import listed
 
@@ -127,18 +127,10 @@ def rounded_among(
         for other, one in own.items() if parameter.numbers not in known else ():
             if one.numbers.size != parameter.numbers.size or is_constant(parameter.numbers):
                 continue
-            found = (how for how, array in _roundings(numbers_in(other)) if numbers_of(array) == parameter.numbers)
+            found = (how for how, array in roundings(numbers_in(other)) if numbers_of(array) == parameter.numbers)
             if how := next(found, ""):
                 words.append(f"{name} has the numbers of {other}{ROUNDED}{how}")
     return listed(words, 3) if words else ""
-
-
-def _roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
-    """Yield the array in fewer bits, in its own dtype: in words, and its numbers."""
-    yield from ((half, round_to(array, half)) for half in ("float16", "bfloat16"))
-    scales = {"the matrix": None, **({"each row": 1, "each column": 0} if array.ndim == 2 else {})}
-    for bits, (each, axis) in product((8, 4), scales.items()) if array.ndim > 1 and array.size <= MOST // 16 else ():
-        yield f"{bits}-bit integers times a scale of {each}", to_integers(array, bits, axis)
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:

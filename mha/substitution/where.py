@@ -366,11 +366,10 @@ class _Judge(Blame):
 
     def _beside_parts(self, port: int, original: int) -> str:
         """Return in words how parameters that stand in no part of a module differ from the original's; "" if not."""
-        mine, theirs = (
-            {name: one for name, one in some.parameters.items() if not {*"./"} & {*name}}
-            for some in (self.recording.modules[port], self.own.modules[original])
-        )
-        if not all(one.numbers in [other.numbers for other in theirs.values()] for one in mine.values()):
+        every, theirs = self.recording.modules, self.own.modules[original].parameters
+        inside = {one.numbers for part in self.inside[port] for one in every[part].parameters.values()}
+        mine = {name: one for name, one in every[port].parameters.items() if one.numbers not in inside}
+        if not {one.numbers for one in mine.values()} <= {one.numbers for one in theirs.values()}:
             others = self._rounded(port, original, mine) or others_among(mine, theirs, self.own.modules[0].parameters)
             return f"parameters of its own are not the original's: {others or listed(list(mine), 3)}"
         order = self._in_order(port, original, mine)["order"]

@@ -383,8 +383,8 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
             number += step.calls
     shared = sorted(of_wrong[0].intersection(*of_wrong) - of_all[0].intersection(*of_all)) if of_wrong else []
     having = f"Every call that differs has {' and '.join(shared)}. " * bool(shared)
-    anew = "A layer prepared for such a call alone gives the same: it keeps nothing from call to call, but may share "
-    return [f"{having}{anew}something with layers before it (`mha diagnose` asks)."]
+    either = "the call is wrong by itself, or something is kept that all layers share"
+    return [f"{having}A layer prepared for such a call alone gives the same: {either}."]
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:

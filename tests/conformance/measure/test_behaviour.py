@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.bounds.precision import narrower
+from conformance.cases.table import select
 from conformance.measure.asker import Asker, observe, rounds_inside
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Probing
@@ -171,3 +172,39 @@ def test_the_narrowest_dtype_is_told_and_zeros_tell_none():
         assert narrower([round_to(array, dtype).astype(np.float64)], "float64") == dtype
     assert narrower([array], "float64") is None
     assert narrower([np.zeros(3)], "float64") is None
+
+
+def test_layers_that_may_share_something_have_sizes_that_no_case_has():
+    cases = select(("*",))
+
+    def sizes(config):
+        heads, groups = config.num_heads, config.num_kv_heads
+        dims = {config.query_dim, config.key_dim, config.value_dim, config.output_dim, heads * config.head_dim}
+        return dims | {groups * config.head_dim, groups * config.value_head_dim, heads * config.value_head_dim}
+
+    known = set().union(*(sizes(case.config) for case in cases))
+    lengths = {one for case in cases for one in (case.query_len, case.key_len)}
+    asker = Recording()
+    observe(Asker(asker, configs=CONFIGS[:1]))
+    asked = [(config, inputs) for config, inputs in asker.asked if config.head_dim > 90]
+    assert len(asked) >= 6
+    for config, inputs in asked:
+        assert not sizes(config) & known
+        assert not {inputs.queries.shape[1], inputs.keys.shape[1]} & lengths
+
+
+class Recording(BuggySubject):
+    """The reference, and what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def prepare(self, config, weights):
+        run = super().prepare(config, weights)
+
+        def answer(inputs):
+            self.asked.append((config, inputs))
+            return run(inputs)
+
+        return answer

@@ -91,10 +91,10 @@ def test_what_sequences_alone_show_and_a_layer_prepared_anew_too_is_not_said_to_
     result = Result("sequence-settings", "mine", "float64", "cpu", "different", mismatches=wrong)
     text = flat("\n".join(about([result], None, None, 80, {"sequence-settings": "what is kept"}, cases=[sequence])))
     assert "Every call that differs has a given scale" in text
-    assert "it keeps nothing from call to call, but may share something with layers before it" in text
+    assert "the call is wrong by itself, or something is kept that all layers share." in text
     assert "It catches" not in text
     kept = replace(result, mismatches=(replace(wrong[0], call="call 2"),))
-    assert "keeps nothing" not in flat("\n".join(about([kept], None, None, 80, {}, cases=[sequence])))
+    assert "wrong by itself" not in flat("\n".join(about([kept], None, None, 80, {}, cases=[sequence])))
 
 
 THREADS = "Two threads that ask at the same time share something."

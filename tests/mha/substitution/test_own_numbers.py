@@ -18,10 +18,11 @@ class Placed(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(20, EMBED), nn.Parameter(torch.randn(9, EMBED))
         self.ln, self.attn, self.up = nn.LayerNorm(EMBED), Attention(), nn.Linear(EMBED, 30)
+        self.times = 1.0
 
     def forward(self, ids):
         x = self.words(ids) + self.places[: ids.shape[1]]
-        return self.up(x + self.attn(self.ln(x)))
+        return self.up(self.times * x + self.attn(self.ln(x)))
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,16 @@ def test_of_wrong_lines_it_is_said_that_a_parameter_beside_the_parts_is_another(
     )
     assert wrong == ("",)
     assert said in text
+
+
+def test_of_wrong_lines_whose_parameters_are_right_nothing_is_said_of_them(model, tmp_path):
+    def change(port):
+        port.times = 1.5
+        port.attn.q_proj.weight.copy_(1.1 * port.attn.q_proj.weight)
+
+    wrong, text = judged(model, change, tmp_path / "port.safetensors")
+    assert "" in wrong
+    assert "parameters of its own" not in text
 
 
 def test_what_is_rounded_in_all_modules_is_wrong_in_each_and_not_made_up_for(model, tmp_path):

@@ -146,6 +146,12 @@ def test_whose_weights_a_layer_holds(original):
     assert "b (mine.Attention) differs in weights: the port's layer holds the weights of the original's a." in said
 
 
+def of_rows(weight):
+    """Whole numbers of steps, 127 of which are the largest number of a row."""
+    step = np.abs(weight).max(axis=1, keepdims=True) / np.float32(127)
+    return np.rint(weight / step) * step
+
+
 def test_what_an_array_of_another_layer_is():
     layers = layers_of()
     held = layers[1].weights
@@ -161,6 +167,10 @@ def test_what_an_array_of_another_layer_is():
         ({"v_proj_bias": np.zeros(12, np.float32)}, "v_proj.bias is missing or all zeros"),
         ({"q_proj_weight": 2 * q}, "q_proj.weight is 2 times the original's"),
         ({"q_proj_weight": round_to(q, "bfloat16")}, "q_proj.weight is the original's rounded to bfloat16"),
+        (
+            {"k_proj_weight": of_rows(k)},
+            "k_proj.weight is the original's rounded to 8-bit integers times a scale of ea",
+        ),
         ({"k_proj_weight": k[::-1].copy()}, "k_proj.weight holds the original's numbers in another order: its rows as"),
         (
             dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), packed, strict=True)),
