@@ -422,6 +422,17 @@ def pytorch_tabular(q, k, v):
     return heads(fused(layer, q, "to_qkv.weight", "to_out.weight")(packed(q, k, v)), count)
 
 
+@of("unimol-tools", call="SelfMultiheadAttention(E, H)(x, key_padding_mask, attn_bias)")
+def unimol(q, k, v, *, bias=None, lengths=None):
+    from unimol_tools.models.transformers import SelfMultiheadAttention
+
+    count, width = width_of(q)
+    layer = fused(SelfMultiheadAttention(width, count, dropout=0.0), q, "in_proj.weight", "out_proj.weight")
+    padding = None if lengths is None else ~keys_of(k, None, lengths)
+    bias = None if bias is None else bias.expand(len(q), count, -1, -1).flatten(0, 1)
+    return heads(layer(packed(q, k, v), padding, bias), count)
+
+
 @of("uni2ts", call="uni2ts.module.attention.MultiHeadAttention(E, H)(q, k, v, attn_mask)")
 def uni2ts(q, k, v, *, mask=None):
     from uni2ts.module.attention import MultiHeadAttention
@@ -437,8 +448,9 @@ def torch_quantizable(q, k, v, *, bias=None):
     from torch.ao.nn.quantizable import MultiheadAttention
 
     count, width = width_of(q)
-    names = "linear_Q.weight linear_K.weight linear_V.weight out_proj.weight"
-    layer = separate(MultiheadAttention(width, count, batch_first=True), q, names)
+    layer = MultiheadAttention(width, count, batch_first=True)
+    layer.in_proj_weight = layer.in_proj_bias = None  # its class's, which it does not use
+    layer = separate(layer, q, "linear_Q.weight linear_K.weight linear_V.weight out_proj.weight")
     return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=pairs_of(bias, heads=True))[0], count)
 
 
@@ -485,7 +497,7 @@ def main() -> None:
     for name in names or layers():
         try:
             layers()[name](*arrays(5, 5))
-        except (ImportError, OSError) as error:
+        except (CannotExpress, ImportError, OSError) as error:
             sys.stdout.write(f"{name}: not asked: {one_line(error)}\n")
             continue
         entry = entry_of(named(f"tests.mha.atlas.layers:{name}"), (), Settings(here=True), 60.0)
@@ -494,9 +506,9 @@ def main() -> None:
             f"{name}: {entry.why or [f'{one.question}: {one.how}' for one in entry.cells if one.status == 'parts']}\n"
         )
         sys.stdout.flush()
-    found = whole([one for one in entries if not one.why])
-    write_json(json_path, found)
-    write_whole(Path(page_path), page(found, HEAD, FOOT).encode())
+        found = whole([one for one in entries if not one.why])
+        write_json(json_path, found)
+        write_whole(Path(page_path), page(found, HEAD, FOOT).encode())
 
 
 if __name__ == "__main__":
