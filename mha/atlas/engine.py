@@ -39,6 +39,8 @@ class Engine:
         extra: the extra of this project that installs it.
         runner: the module in `mha.atlas.engines` that runs it; "" for the function's own.
         grouped: whether it takes fewer heads of keys than of queries.
+        one_width: whether values must be as wide as keys. Then those of vectors are cut or filled, since no channel of
+            the output depends on another, and gradients are not judged.
         environment: variables that are set before it is imported.
     """
 
@@ -49,6 +51,7 @@ class Engine:
     extra: str
     runner: str = ""
     grouped: bool = True
+    one_width: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

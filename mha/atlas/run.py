@@ -179,6 +179,8 @@ class Asker:
         differ, raised, worst = [], [], 0.0
         for row, arrays in some:
             try:
+                if self._engine.one_width:
+                    arrays = narrowed(arrays, row["config"]["head_dim"])
                 found = self._vector(row, arrays)
             except Left:
                 counts["left"] += 1
@@ -244,6 +246,20 @@ class Asker:
         return given, options
 
 
+def narrowed(arrays: Mapping[str, NDArray], width: int) -> dict[str, NDArray]:
+    """Return a vector's arrays with values and output of this width, cut or filled with 0, and without gradients."""
+    own = arrays["inputs/values"].shape[-1]
+    if own == width:
+        return dict(arrays)
+    found = {name: one for name, one in arrays.items() if name.startswith("inputs/") and name != "inputs/cotangent"}
+    for name in ("inputs/values", "inputs/past_values", "expected/output", "allowed/output"):
+        if name in arrays:
+            rest = [(0, 0)] * (arrays[name].ndim - 1)
+            fill = np.inf if name.startswith("allowed/") else 0.0  # of what was filled nothing is asked
+            found[name] = np.pad(arrays[name][..., :width], [*rest, (0, max(0, width - own))], constant_values=fill)
+    return found
+
+
 def _is_little(wrong: Mismatch, arrays: Mapping[str, NDArray], dtype: str) -> bool:
     expected = np.abs(arrays[f"expected/{wrong.stage}"])
     largest = expected[np.isfinite(expected)].max(initial=0.0)
@@ -297,7 +313,7 @@ def whole(entries: Sequence[Entry], kept: Sequence[Mapping[str, Any]] = ()) -> d
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each engine or cell that is another, or new, or gone."""
+    """Yield a line for each engine and cell that is another or new; what was not asked now is left out."""
     before, after = ({one["id"]: one for one in each["engines"]} for each in (old, new))
     for id, entry in after.items():
         if id not in before:
@@ -310,17 +326,19 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
         cells = {one["question"]: one for one in was["cells"]}
         for cell in entry["cells"]:
             one = cells.get(cell["question"])
-            if one != cell:
+            if one is None or _said_by(one) != _said_by(cell):
                 yield f"{id} {cell['question']}: {_cell(one) if one else 'not asked'} -> {_cell(cell)}"
-        for dtype, judged in entry["vectors"].items():
-            then = was["vectors"].get(dtype, {})
+        for dtype in entry["vectors"].keys() & was["vectors"].keys():
+            now, then = entry["vectors"][dtype], was["vectors"][dtype]
             for status in ("differ", "raised"):
-                lost, won = (
-                    set(a) - set(b)
-                    for a, b in ((judged[status], then.get(status, ())), (then.get(status, ()), judged[status]))
-                )
-                yield from (f"{id} {vector}: now {status}" for vector in sorted(lost))
-                yield from (f"{id} {vector}: no longer {status}" for vector in sorted(won))
+                yield from (f"{id} {one}: now {status}" for one in sorted({*now[status]} - {*then[status]}))
+                yield from (f"{id} {one}: no longer {status}" for one in sorted({*then[status]} - {*now[status]}))
+
+
+def _said_by(cell: Mapping[str, str]) -> tuple[str, str]:
+    """The status and the answer; of an exception its type alone, since messages have counters and addresses in them."""
+    how = cell["how"]
+    return cell["status"], how.partition(": ")[0] if how.startswith("raises ") else how
 
 
 def _cell(cell: Mapping[str, str]) -> str:

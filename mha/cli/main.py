@@ -21,7 +21,6 @@ from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
 from mha.cli.suite.atlas import atlas
-from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
 from mha.cli.suite.check import check
@@ -56,7 +55,7 @@ ELSEWHERE = {
 
 
 GROUPS = {
-    "Check a layer": (check, invariants, diagnose, vectors, atlas, bugs, backends, deviations),
+    "Check a layer": (check, invariants, diagnose, vectors, atlas, bugs, deviations),
     "Port a model": (convert, port, where, replay, audit, phrase),
     "Learn and look": (learn, view),
     "Housekeeping": (cache,),

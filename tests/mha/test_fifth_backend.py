@@ -51,7 +51,7 @@ def test_it_is_listed_and_passes_every_case_with_gradients(installed, backend_na
     others.write_text("#!/bin/sh\nexit 1\n")
     others.chmod(0o755)
     pythons = [text for name in backend_names for text in ("--python", f"{name}={others}")]
-    listed = mha(installed, "backends", "--workers", 1, *pythons)
+    listed = mha(installed, "check", "--installed", "--workers", 1, *pythons)
     assert "einsum" in listed.stdout
     assert "not usable" in listed.stdout
     assert "numpy" in listed.stdout

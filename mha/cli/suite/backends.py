@@ -1,15 +1,13 @@
-"""`mha backends`: what is installed."""
+"""`mha check --installed`: the backends that there are."""
 
 from __future__ import annotations
 
-from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import consoles, show_rows
 
 
-@options.command(Apart)
-def backends(asked: Apart) -> None:
-    """List the backends: versions, interpreter, devices and dtypes, or why one can't be used."""
+def list_backends(asked: Apart) -> None:
+    """Print the backends: versions, interpreter, devices and dtypes, or why one can't be used."""
     from mha_core import BackendError
     from mha_core.backend import names
 

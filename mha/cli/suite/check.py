@@ -35,6 +35,7 @@ from mha.cli.common import (
 )
 from mha.cli.options import option
 from mha.cli.outcomes import Reported, badge, of_results
+from mha.cli.suite.backends import list_backends
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +90,7 @@ class CheckOptions(Reported, Apart):
         "--random", type=click.IntRange(min=1), help="Run this many random cases instead of the table."
     )
     seed: int = option("--seed", default=0, show_default=True, help="Of the random cases.")
+    installed: bool = options.flag("--installed", "List the backends, versions, devices and dtypes; check none.")
     listed: bool = options.flag("--list", "List the cases, their sizes and what each one catches; run none.")
     new_path: Path | None = options.any_path(
         "--new", metavar="FILE", help="Write a file to begin with, which runs as it is: a function and a class."
@@ -136,6 +138,7 @@ class CheckOptions(Reported, Apart):
 
 
 OF_LIST = {"listed", "patterns", "suite", "count", "seed"}
+OF_INSTALLED = {"installed", "workers", "pythons", "scheduler", "import_limit"}
 OF_NEW = {"new_path", "framework"}
 OF_TWICE = {
     "twice",
@@ -186,6 +189,10 @@ def check(asked: CheckOptions) -> None:
         return
     if asked.framework is not None:
         raise CouldNotRun("--framework is for --new FILE, which writes a file to begin with")
+    if asked.installed:
+        _only_with("--installed", OF_INSTALLED)
+        list_backends(asked)
+        return
     if asked.listed:
         _only_with("--list", OF_LIST)
         _list(console, asked)

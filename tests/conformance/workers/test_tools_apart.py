@@ -62,7 +62,7 @@ def test_backends_shows_each_interpreter(monkeypatch, tmp_path, backend_names):
     monkeypatch.setenv("COLUMNS", "400")
     _, *others = backend_names
     options = [text for name in others for text in ("--python", f"{name}={broken}")]
-    output = CliRunner().invoke(main, ["backends", *options]).output
+    output = CliRunner().invoke(main, ["check", "--installed", *options]).output
     assert output.count(f"python {sys.version.split()[0]}: {sys.executable}") == 1
     for name in others:
         assert f"not usable: the interpreter {broken} of {name} does not run mha-parity" in output

@@ -22,8 +22,8 @@ from conformance.subjects.ask import CannotExpress
 from conformance.workers.interpreters import Settings
 from mha.atlas.engine import named
 from mha.atlas.page import page
-from mha.atlas.questions import arrays
-from mha.atlas.run import entry_of, whole
+from mha.atlas.questions import arrays, plain
+from mha.atlas.run import Entry, entry_of, whole
 from mha_core.errors import one_line
 from mha_core.files.writing import write_json, write_whole
 from tests.mha.atlas import FOOT, HEAD
@@ -422,6 +422,17 @@ def pytorch_tabular(q, k, v):
     return heads(fused(layer, q, "to_qkv.weight", "to_out.weight")(packed(q, k, v)), count)
 
 
+@of("unimol-tools", call="SelfMultiheadAttention(E, H)(x, key_padding_mask, attn_bias)")
+def unimol(q, k, v, *, bias=None, lengths=None):
+    from unimol_tools.models.transformers import SelfMultiheadAttention
+
+    count, width = width_of(q)
+    layer = fused(SelfMultiheadAttention(width, count, dropout=0.0), q, "in_proj.weight", "out_proj.weight")
+    padding = None if lengths is None else ~keys_of(k, None, lengths)
+    bias = None if bias is None else bias.expand(len(q), count, -1, -1).flatten(0, 1)
+    return heads(layer(packed(q, k, v), padding, bias), count)
+
+
 @of("uni2ts", call="uni2ts.module.attention.MultiHeadAttention(E, H)(q, k, v, attn_mask)")
 def uni2ts(q, k, v, *, mask=None):
     from uni2ts.module.attention import MultiHeadAttention
@@ -437,8 +448,9 @@ def torch_quantizable(q, k, v, *, bias=None):
     from torch.ao.nn.quantizable import MultiheadAttention
 
     count, width = width_of(q)
-    names = "linear_Q.weight linear_K.weight linear_V.weight out_proj.weight"
-    layer = separate(MultiheadAttention(width, count, batch_first=True), q, names)
+    layer = MultiheadAttention(width, count, batch_first=True)
+    layer.in_proj_weight = layer.in_proj_bias = None  # its class's, which it does not use
+    layer = separate(layer, q, "linear_Q.weight linear_K.weight linear_V.weight out_proj.weight")
     return heads(layer(packed(q), packed(k=k), packed(v=v), attn_mask=pairs_of(bias, heads=True))[0], count)
 
 
@@ -483,20 +495,25 @@ def main() -> None:
     json_path, page_path, *names = sys.argv[1:]
     entries = []
     for name in names or layers():
+        given = arrays(5, 5)
         try:
-            layers()[name](*arrays(5, 5))
-        except (ImportError, OSError) as error:
+            off = np.abs(layers()[name](*given) - plain(*given)).max()
+        except (CannotExpress, ImportError, OSError) as error:
             sys.stdout.write(f"{name}: not asked: {one_line(error)}\n")
             continue
-        entry = entry_of(named(f"tests.mha.atlas.layers:{name}"), (), Settings(here=True), 60.0)
+        engine = named(f"tests.mha.atlas.layers:{name}")
+        entry = entry_of(engine, (), Settings(here=True), 60.0)
+        if not off < 1e-3:
+            why = f"off by {off:.2g} without a mask, so no other answer says what it is about"
+            entry = Entry(engine.id, engine.call, entry.date, why, entry.versions, entry.python)
         entries.append(replace(entry, id=name.replace("_", "-"), call=layers()[name].line))
         sys.stdout.write(
             f"{name}: {entry.why or [f'{one.question}: {one.how}' for one in entry.cells if one.status == 'parts']}\n"
         )
         sys.stdout.flush()
-    found = whole([one for one in entries if not one.why])
-    write_json(json_path, found)
-    write_whole(Path(page_path), page(found, HEAD, FOOT).encode())
+        found = whole(entries)
+        write_json(json_path, found)
+        write_whole(Path(page_path), page(found, HEAD, FOOT).encode())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,12 @@ def hangs(q, k, v, *, causal=False):
 
 def shapes(q, k, v):
     return v
+
+
+def same(q, k, v, *, mask=None, causal=False, softcap=None):
+    if q.shape[3] != v.shape[3]:
+        raise ValueError("another width")
+    return right(q, k, v, mask=mask, causal=causal, softcap=softcap)
 """
 
 
@@ -129,6 +136,17 @@ def test_one_that_goes_wrong_costs_a_line(made, name, how, monkeypatch):
     found = run.entry_of(engines.named(f"{made}:{name}"), (), Settings(), 2.0)
     assert found.cells[0].how.startswith(how), found.cells[0].how
     assert found.cells[1].status == run.FOLLOWS
+
+
+def test_values_as_wide_as_keys_are_judged_by_the_channels_that_there_are(made, some):
+    engine = replace(engines.named(f"{made}:same"), one_width=True)
+    judged = run.entry_of(engine, some, Settings(here=True), 60.0).vectors["float32"]
+    assert (judged.equal, judged.differ, judged.raised, judged.gradients) == (7, (), (), 0)
+    assert here(f"{made}:same", some).vectors["float32"].equal == 0
+    arrays = {"inputs/values": np.ones((1, 2)), "expected/output": np.ones((1, 2)), "allowed/output": np.zeros((1, 2))}
+    assert run.narrowed(arrays, 1)["expected/output"].tolist() == [[1.0]]
+    wider = run.narrowed(arrays, 3)
+    assert [wider[f"{kind}/output"].tolist()[0][2] for kind in ("expected", "allowed")] == [0.0, np.inf]
 
 
 def test_an_output_of_another_shape(made, monkeypatch):

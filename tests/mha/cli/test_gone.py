@@ -81,7 +81,7 @@ def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
         "check --workers -1": "--workers must be a whole number from 0. Got -1.",
         "check --import-limit 0": "--import-limit must be a number above 0 to 1e+06, such as 60. Got 0.0.",
         "check --random x": "--random must be a whole number from 1. Got x.",
-        "backends torch": "Got unexpected extra argument (torch): it takes options alone. `mha backends --help` lists "
+        "vectors torch": "Got unexpected extra argument (torch): it takes options alone. `mha vectors --help` lists "
         "what there is.",
         "check --subject mine:attention --device cuda": "--device is for a backend: name one too, such as --backend "
         "torch",

@@ -97,7 +97,7 @@ def test_a_dtype_that_a_backend_lacks_is_listed_not_skipped_in_silence(backend_n
 
 
 def test_backends_lists_versions_devices_and_dtypes(backend_names):
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["backends"])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["check", "--installed"])
     assert result.exit_code == 0
     for name in backend_names:
         assert name in result.output

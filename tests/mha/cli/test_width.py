@@ -19,7 +19,7 @@ LISTS = {
     "convert --families": "xlm-roberta-xl",
     "convert --layouts": "canonical",
     "learn list": "masked-softmax",
-    "backends": "torch",
+    "check --installed": "torch",
     "--help": "attention into MODEL",
 }
 
