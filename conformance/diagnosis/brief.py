@@ -302,7 +302,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def simplest(diagnosis: Diagnosis) -> list[str]:
-    """Return one line on the simplest calls that are wrong, and calls that are right; or only on right cases."""
+    """Return one line on the simplest calls that are wrong, and the last right ones before them; or on right cases."""
     rows = () if diagnosis.measured is None else diagnosis.measured.outcomes
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:

@@ -31,8 +31,8 @@ class Judged:
     """A judgement on one output array of a module: its error, compared with the measured effect of rounding.
 
     Attributes:
-        ratio: the larger of error / measured rounding as root mean squares, and half of that of the largest elements.
-            If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
+        ratio: error / measured rounding, by root mean squares or, halved, by the largest elements: the larger of the
+            two. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
         worst: the index of the largest error.
         got, expected: the numbers at this index.
         error: the largest error.

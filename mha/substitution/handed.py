@@ -206,7 +206,7 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return name of a wrong module -> a Handing; its text says whether the fault is before or in the function.
+    """Return name of a wrong module -> a Handing that says whether the fault is before or in its attention function.
 
     Its keys are the modules that were recorded twice: with their projections, and at the attention function inside.
     Where the function differs, `apart` begins with "function".
@@ -258,9 +258,9 @@ def with_makers_of_masks(
 ) -> WhereReport:
     """Return the report with a wrong mask blamed on the module that makes it, and not on one that is given it.
 
-    It is for modules that hand over only another mask than the original, as where the original's module makes its
-    causal mask itself. The maker is the nearest module around that is not given this mask; if the model itself is given
-    it, there is none.
+    It is for modules that differ from the original only in the mask that they hand over, as where the original's module
+    makes its causal mask itself. The maker is the nearest module around that is not given this mask; if the model
+    itself is given it, there is none.
     """
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():

@@ -15,7 +15,7 @@ class Measure:
         words: what the number means.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of a query that is left out of the mean because it lacks the key in question; None if none does.
+        edge: the index of a query left out of the mean, because it lacks the key that is measured; None if none does.
     """
 
     words: str
