@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """A description of a path's softmax, as far as its accuracy depends on it.
+    """A description of all that the accuracy of a path's softmax depends on.
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.

@@ -56,7 +56,7 @@ Kept = TypeVar("Kept")
 
 
 class Given(Generic[Said, Kept]):
-    """The type of a config's field to which callers pass a `Said`, and which then holds a `Kept` (type parameters).
+    """The type of a config's field: callers pass a `Said`, and the field holds a `Kept` (type parameters).
 
     Type checkers read it as a descriptor. At run time a config has the value itself.
     """

@@ -58,7 +58,7 @@ class Feature:
         options: keyword parameter of a plain function -> a function (config, inputs) -> its argument.
         needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
         plain: config field that a checkpoint's arrays can't show -> its value without the feature.
-        layout: the end of "layout 'x' ...", if layers of that layout can't have it. "": made from `words`, if `plain`.
+        layout: the end of "layout 'x' ..." for layouts that can't have it. "": made from `words`, if `plain`.
         arithmetic: whether it changes what is computed from given arrays. Messages name such features first.
         alone: whether a message about a layer with this feature names no other feature of it.
         bends: whether a score with it is no longer a multiple of queries . keys.

@@ -152,8 +152,8 @@ def heads(b: Bounds) -> Bounded:
 def least(r: Rounding, state: State) -> dict[str, NDArray]:
     """Return arrays that are nowhere above the bounds of the steps `weights` and `heads`, at a hundredth of the cost.
 
-    They are parts of those bounds: the roundings of scores, of a row's sum and of a weight, and of the weighted sum.
-    Of errors that are added by their squares, the largest counts; a sum over n keys is at least 1 / sqrt(n) of theirs.
+    They are parts of those bounds: the roundings of scores, of a row's sum and of a weight, and of the weighted sum. Of
+    errors that are added by their squares, the largest counts; n of them give at least 1 / sqrt(n) of their sum.
     """
     p, weights, heads = r.precision, state["weights"], state["heads"]
     n, keys = max(weights.shape[-1], 1), state["allowed"]

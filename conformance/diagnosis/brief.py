@@ -302,7 +302,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def simplest(diagnosis: Diagnosis) -> list[str]:
-    """Return one line on the simplest calls that differ, and the ones before these that do not; or on right cases."""
+    """Return one line on the simplest calls that are wrong, and the last right ones before them; or on right cases."""
     rows = () if diagnosis.measured is None else diagnosis.measured.outcomes
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:
@@ -371,7 +371,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
-    """Return one line on the failing cases that a cause in plain calls is not said of, and what to declare."""
+    """Return one line on failing cases that the cause in plain calls does not explain, and what to declare."""
     others = len(diagnosis.failing) - len(plain.failing)
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"

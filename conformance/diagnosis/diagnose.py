@@ -75,7 +75,7 @@ class Diagnosis:
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
         partly: if `explanations` is empty, hypotheses that explain nearly all cases, failing ones and others.
         ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.
-        plain: if `partly` explains every call without what a layer may overlook (`extras_of`), the diagnosis of these.
+        plain: the diagnosis of calls without what a layer may overlook (`extras_of`), if `partly` explains all.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
         located: the first wrong step, if nothing explains everything and the step could be found.
@@ -117,7 +117,7 @@ class Diagnosis:
 
     @property
     def first_step(self) -> str | None:
-        """Return the stage of the first wrong step: by what layers share, by `located` or exposed stages; else None."""
+        """Return the stage of the first wrong step: by `Behaviour.shared`, `located` or exposed stages; else None."""
         if self.measured is not None and self.measured.behaviour.shared is not None:
             return self.measured.behaviour.shared
         located = None if self.located is None else self.located.stage

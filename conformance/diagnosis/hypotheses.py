@@ -265,7 +265,7 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that give all exposed arrays in every case; if none, those that explain every case."""
+        """Return the candidates that give every array of the subject in every case; if none, the `explained` ones."""
         explained = [bugs for bugs in candidates if self.explained(bugs)]
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained

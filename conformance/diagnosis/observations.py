@@ -73,8 +73,8 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Return name -> array of a case run with the bugs: each stage, and each gradient if the subject shows some.
 
-        Bugs that can't be put in (one of a bias, without projections) are left out; if all are, the result is None. It
-        is {} if bugs contradict each other. For a recorded call, it has only the stages that were recorded.
+        Bugs that can't be put in (a wrong bias in a layer without biases) are left out; if all are, the result is None.
+        It is {} if bugs contradict each other. For a recorded call, it has only the stages that were recorded.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem

@@ -65,7 +65,7 @@ class Expected:
         return is_allowed(name, array, right, self.allowed_error, self.where, dtype)
 
     def surely_allows(self, trace: Trace, dtype: str) -> bool:
-        """Return whether all stages of a trace are right by what costs little; False where only `judge` knows.
+        """Return whether a cheap test shows that all stages of a trace are right; if not, only `judge` can tell.
 
         Rows that may attend to no key are left out.
         """

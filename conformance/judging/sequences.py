@@ -126,7 +126,7 @@ def _turn(step: Step, subject: Subject) -> Turn:
 def verdict(
     step: Step, outcome: Outcome, subject: Subject, ratios: dict[str, float] | None = None
 ) -> Sequence[Mismatch] | str:
-    """Return the mismatches of the step's first wrong answer, or () if all are right; if there is none, why, as a text.
+    """Return the mismatches of a step's first wrong answer; () if all are right; a reason if there is no answer.
 
     Args:
         step, outcome, subject: as in `play`.

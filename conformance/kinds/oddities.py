@@ -54,7 +54,7 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
 
 
 def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
-    """Return (H, H), the numbers times which the right heads add up to each head of an array (B, H, ...); or None."""
+    """Return (H, H), the factors with which the right heads add up to each head of an array (B, H, ...); or None."""
     count = heads.shape[1]
     x, y = (one.swapaxes(0, 1).reshape(count, -1) for one in (heads, array))
     if count < 2 or x.shape[1] < 2 * count:
@@ -93,7 +93,7 @@ def size(output: NDArray, right: NDArray) -> Iterator[str]:
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:
-    """Yield lines on the numbers of an output: NaN, those of some axis alone, 0, a multiple, a sign.
+    """Yield lines on an output's numbers: NaN, wrong at some places of an axis alone, all 0, a multiple, none below 0.
 
     Args:
         output, right: the output and the right one.

@@ -292,7 +292,7 @@ def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | Non
     """Return whether a float64 subject, or a model of it, rounds what it computes from queries to about float32.
 
     If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
-    Each number is changed by another share, because a norm of the queries undoes what is the same for all of them.
+    Each number is changed in another proportion, because a norm of the queries would undo a common one.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

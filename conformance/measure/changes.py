@@ -169,7 +169,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return the number of each head in the layer with most heads; [] if other layers disagree, or all are equal."""
+    """Return a number for each head, as read in the layer with most heads; [] if layers disagree, or all are equal."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []

@@ -87,7 +87,7 @@ def generic(
 
 
 def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = None, **inputs: Any) -> Problem:
-    """Return the problem with other weights and inputs, given as for `generic`."""
+    """Return the problem with other weights and inputs, each an array or, as in `generic`, a factor."""
     new = dict(problem.weights)
     for name, value in (weights or {}).items():
         if name in new:

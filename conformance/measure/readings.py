@@ -118,7 +118,7 @@ def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bo
 
 
 def fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
-    """Yield a bug that gives excluded keys a score, or adds one to theirs, as weights with roundoffs of `unit` show."""
+    """Yield a bug that sets the scores of excluded keys, or adds to them, as weights with roundoffs of `unit` show."""
     least = min((w[~a].min(initial=1.0) for w, _, a, _ in calls), default=1.0)
     error = max(LITTLE, ROUNDOFFS * unit / max(least, LITTLE))  # of logarithms
     for added in (False, True) if calls else ():

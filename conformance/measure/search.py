@@ -117,7 +117,7 @@ class Probing:
         asker: asks the subject.
         zoo: the bugs on file.
         suffices: model -> whether it also agrees with all else that is known of the subject.
-        like: problems; an isolating problem is asked if these have all its features, such as a past. None: all are.
+        like: problems; only isolating problems whose features (such as a past) all occur in these are asked. None: all.
         progress: called with a text on what is being done.
         known: (model, problem, kind of arrays) -> whether the model gives the subject's arrays of that kind.
         nearly: the models that give every answer, but for which `suffices` is False.
@@ -203,7 +203,7 @@ class Probing:
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
 
-        Models that give extreme answers too, and for which `suffices` holds, come instead, with the number of all. A
+        If models give extreme answers too, and `suffices` holds for them, these are returned, with the number of all. A
         bug of rows without a key is added to a model if both together give more answers. The result is ([], 0) if no
         ordinary answer differs from the definition's, or no extreme one does.
         """

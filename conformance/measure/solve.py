@@ -103,7 +103,7 @@ CODE = 2.0**-4
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return the weights (B, H, Lq, Lk), read from outputs for unit vectors as values. `answer`: problem -> output.
+    """Return the weights (B, H, Lq, Lk), read from what `answer` gives for values of `code` times unit vectors.
 
     >>> from conformance.measure.designs import CONFIGS, generic
     >>> from mha_core import reference
@@ -281,7 +281,7 @@ def _alike(evidence: Evidence, problem: Problem, call: PlacedCall) -> Iterable[P
 
 @lru_cache(maxsize=2048)
 def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool = False) -> Problem:
-    """Return the call with other random numbers in the inputs, and unless `fixed` the weights, of these names."""
+    """Return the call with other random inputs and, unless `fixed`, other random weights of these names."""
     rng = np.random.default_rng([abs(number), int(number < 0)])
     weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
     given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
@@ -329,7 +329,7 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
 
 
 def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:
-    """Return a Sample of what `solved` finds in each problem that has `place`; [] if one of them has no solution."""
+    """Return Samples of the array at `place`, one for each problem that has it; [] if `solved` fails in any of them."""
     found = []
     for problem in problems:
         own = PlacedCall(evidence, problem, place).own

@@ -203,7 +203,7 @@ BY_ASSIGNMENT = "by assignment"
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
     """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
 
-    Before it stands BY_ASSIGNMENT if items are assigned to.
+    It begins with BY_ASSIGNMENT if items are assigned to.
 
     For this, the call is made once more, with arrays that can't be written into.
     """

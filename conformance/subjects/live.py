@@ -60,9 +60,9 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """Return the problem changed so that the layer can run it: with its own weights, and one input if it takes one.
+        """Return the problem with the layer's own weights, and with one input if the layer takes one.
 
-        The result is None for another config, inputs split into heads, a past and, with one input, unequal lengths.
+        The result is None for another config, split inputs, a past, or several lengths where one input is taken.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).

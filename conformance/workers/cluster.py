@@ -45,8 +45,8 @@ class Cluster(Executor):
         say: called with one line when this machine takes over.
 
     Raises:
-        SpecError: `distributed` is not installed, the address is malformed, nobody answers there, or the workers
-            can't do the work: there is none, or one has no or another mha-parity.
+        SpecError: `distributed` is not installed, the address is malformed, nobody answers there, or the workers can't
+            do the work: there are none, or one lacks mha-parity or has another version.
     """
 
     def __init__(

@@ -32,12 +32,12 @@ class Engine:
     """An engine's attention: a table of `engines.toml`.
 
     Attributes:
-        id: its name; MODULE:NAME of a user's own.
-        function: MODULE:NAME in `mha.atlas.engines`; of a user's own, the id.
+        id: its name; for a user's own function, MODULE:NAME.
+        function: MODULE:NAME in `mha.atlas.engines`; for a user's own function, the id.
         call: the one-line call that is made, as its users write it.
-        packages: what it needs, the first of them the one whose version counts.
+        packages: the packages that it needs; the version of the first counts.
         extra: the extra of this project that installs it.
-        runner: the module in `mha.atlas.engines` that runs it; "" for the function's own.
+        runner: the module in `mha.atlas.engines` that runs it; "": the module of `function`.
         grouped: whether it takes fewer heads of keys than of queries.
         one_width: whether values must be as wide as keys. Then those of vectors are cut or filled, since no channel of
             the output depends on another, and gradients are not judged.

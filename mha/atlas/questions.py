@@ -16,17 +16,17 @@ RAISES = "refuses"
 
 @dataclass(frozen=True)
 class Asked:
-    """A call, and what its answers are called.
+    """A call, and names for its possible answers.
 
     Attributes:
         arrays: queries, keys and values (B, H, L, d).
         answers: name -> output; the first is the definition's, None for an exception. NaN stands for itself.
         allowed, bias: the mask, as bool or integers, and what is added.
         options: other arguments.
-        dtype: of the call.
-        near: how far off an answer is that is still called so.
-        other: what an output is called that has no name; "": how far it is off.
-        strict: whether a bool mask must be given as one, and not as what is added.
+        dtype: the dtype of the call.
+        near: how far an output may be from an answer whose name it gets.
+        other: the name of any other output; "": its distance from the definition's is said.
+        strict: whether a bool mask must be given as bools, and not as added numbers.
     """
 
     arrays: tuple[NDArray, NDArray, NDArray]
@@ -45,7 +45,7 @@ class Asked:
         return next(iter(self.answers))
 
     def name(self, output: NDArray) -> str:
-        """Return what an output is called; how far it is from the definition's if no name fits."""
+        """Return the name of an output; if no name fits, its distance from the definition's in words."""
         output = np.asarray(output, np.float64)
         for name, answer in self.answers.items():
             if answer is not None and output.shape == answer.shape and _same(output, answer, self.near):
@@ -130,7 +130,7 @@ def plain(
     Args:
         q, k, v: queries, keys and values.
         where: the keys that a query may attend to.
-        added: a bias; `capped`: before the softcap, which the definition has after it.
+        added: a bias, added after the softcap, as in the definition; with `capped` before it.
         softcap: a limit of scores.
         sinks: for each head, a score in the denominator alone.
         tiled: whether query head h reads key head h % G in place of h // (H // G).

@@ -41,7 +41,7 @@ Vector = tuple[dict[str, Any], dict[str, NDArray]]
 
 
 class Left(Exception):
-    """An exception: what a call needs that an engine has no argument for, in words."""
+    """An exception: a call needs something for which an engine has no argument; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found of an engine, and on which day; `why`: why nothing was, or ""."""
+    """The findings on an engine, and their day; `why`: the reason why there are none, or ""."""
 
     id: str
     call: str
@@ -128,7 +128,7 @@ def masks(options: Sequence[str], where: NDArray | None, bias: NDArray | None, s
 
 
 class Asker:
-    """What asks one engine, in its own process.
+    """A questioner of one engine, which runs in its own process.
 
     Args:
         engine: the engine.
@@ -281,7 +281,7 @@ def entry_of(
     seconds: float,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Entry:
-    """Return what is found of one engine. One that can't be asked says why."""
+    """Return the Entry of one engine; if the engine can't be asked, the Entry says why."""
     today = date.today().isoformat()
     try:
         asker = Asker(engine, settings, seconds)
@@ -301,7 +301,7 @@ def entry_of(
 
 
 def whole(entries: Sequence[Entry], kept: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return everything as a dict of JSON values; `kept`: older entries, of engines that are not among the others."""
+    """Return everything as a dict of JSON values; `kept`: older entries, of engines that `entries` lacks."""
     found = {**{one["id"]: one for one in kept}, **{one.id: one.to_dict() for one in entries}}
     order = [*engines.ENGINES, *found]
     return {
@@ -313,7 +313,7 @@ def whole(entries: Sequence[Entry], kept: Sequence[Mapping[str, Any]] = ()) -> d
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each engine and cell that is another or new; what was not asked now is left out."""
+    """Yield a line for each engine or cell that has changed or is new; what was not asked now is left out."""
     before, after = ({one["id"]: one for one in each["engines"]} for each in (old, new))
     for id, entry in after.items():
         if id not in before:

@@ -353,7 +353,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return the name of the argument that makes a call causal, and of one that should but does not; None: none."""
+    """Return (argument that makes a call causal, argument that should but does not); None where there is none."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

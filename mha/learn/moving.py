@@ -62,7 +62,7 @@ class Change:
 
 @cache
 def changes(exercise: StepExercise) -> tuple[Change, ...]:
-    """Return all changes, in any case, of one argument that change the right answer."""
+    """Return all changes of one argument, in each of the cases, that change the right answer."""
     right, found = right_function(exercise), []
     for number, place in enumerate(bench(exercise).places):
         for index, (value, given) in enumerate(zip(exercise.arguments, place.arguments, strict=True)):
@@ -132,7 +132,7 @@ def _other_arrays(given: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tuple[str, ...]:
-    """Return a sentence on each argument that the answer does not depend on, or reads with float32's precision.
+    """Return a sentence on each argument that the answer does not depend on, or that is rounded to float32.
 
     Args:
         exercise: the exercise.

@@ -20,7 +20,7 @@ LARGE = 60
 
 
 def in_words(exercise: Exercise, text: str) -> str:
-    """Return the sentence `text` on a mistake in the letters of the exercise and the words of the lessons.
+    """Return `text`, a sentence on a mistake, with the letters of the exercise and the words of the lessons.
 
     >>> from mha.learn.exercises import exercise
     >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")

@@ -64,7 +64,7 @@ class KerasLayer:
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
-    """Return (path of the arrays -> attention layer, why other layers are missing in words)."""
+    """Return (path of the arrays -> attention layer; in words, why other layers are missing)."""
     try:
         with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:

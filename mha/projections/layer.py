@@ -336,7 +336,7 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def around(inside: Iterable[tuple[str, Any]], name: str) -> Iterator[Any]:
-    """Yield the modules, of those inside a layer, that hold the one of this name, from outside inwards."""
+    """Yield the modules inside a layer that contain the module of this name, from outside inwards."""
     yield from (module for own, module in inside if own and name.startswith(f"{own}."))
 
 

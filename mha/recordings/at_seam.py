@@ -50,9 +50,9 @@ class Proof:
 def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proof:
     """Return the Proof of a call of an attention function: its outputs, compared with the definition's.
 
-    Without `ratios`, the judgement of a right call may have none: what shows that it is right costs less. Rows without
-    a key are counted and not compared. If outputs in float64 differ, they are compared again with a softmax in float32,
-    which transformers' own functions have in any dtype.
+    Without `ratios`, a right call may get none, since a cheaper comparison shows that it is right. Rows without a key
+    are counted and not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which
+    transformers' own functions have in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype, ratios)
@@ -214,8 +214,8 @@ class SeamCalls:
     def prove(self, *, keep: bool) -> None:
         """Compare each call with the definition. One that differs is reported, and its layer left out unless `keep`.
 
-        So is a layer with a call that was not read: in a recording without it, later calls would pass for earlier ones.
-        Call it after the model has run, so that the run is not slowed down.
+        A layer with a call that was not read is left out too: without that call, later ones would pass for earlier
+        ones. Call it after the model has run, so that the run is not slowed down.
         """
         outputs: list[Mapping[str, NDArray] | None] = []
         for name, _, call in self._calls:

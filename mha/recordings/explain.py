@@ -42,7 +42,7 @@ from mha_core.reference.forward import PROJECTED
 def explain(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[Diagnosis]:
-    """Return a diagnosis for each dtype in a recording that differs from the definition.
+    """Return a diagnosis for each dtype in which a recording's outputs differ from the definition.
 
     The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
     the reference with it gives the recorded output in every call of that dtype. Of a large batch only two items are
@@ -186,8 +186,8 @@ class LayersExplained:
             They are not judged.
         beyond: name of a layer that differs, but for which no bug was searched -> the pattern of its calls. The bugs in
             `found` do not explain it, and there were MOST searches before, or MOST_IN_VAIN in vain.
-        otherwise: name of a layer in `found` whose masks hide the keys that they were taken to allow, or that is causal
-            and was taken not to be, or the reverse -> the function that gives the words for that.
+        otherwise: name of a layer in `found` that contradicts an assumption (which keys its masks allow, or whether it
+            is causal) -> the function that gives the words for that.
         by_weights: names of layers in `found` that are right, judged by the weights that they hold.
     """
 

@@ -45,7 +45,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Parts, Protocol):
-    """The interface of the module that an entry point of the group "mha.capture" names: how to record a framework."""
+    """The interface of a module that records a framework; entry points of the group "mha.capture" name such modules."""
 
     ADAPTERS: Sequence[Adapter]
 

@@ -158,7 +158,7 @@ class Recording:
     def cases(self, dtype: str | None = None) -> list[Case]:
         """Return each call (with `dtype`, each call in it) as a Case for `conformance.runner`.
 
-        Every call of this returns the same objects, so that expected answers are computed once for all subjects.
+        The objects are the same each time, so that expected answers are computed once for all subjects.
         """
         layers = [self.layers[call.layer] for call in self.calls]
         return [case for case, layer in zip(self._cases, layers, strict=True) if dtype is None or layer.dtype == dtype]

@@ -31,8 +31,8 @@ class Judged:
     """A judgement on one output array of a module: its error, compared with the measured effect of rounding.
 
     Attributes:
-        ratio: error / measured rounding: of the root mean squares, or half of that of the largest elements, whichever
-            is larger. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
+        ratio: error / measured rounding, by root mean squares or, halved, by the largest elements: the larger of the
+            two. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
         worst: the index of the largest error.
         got, expected: the numbers at this index.
         error: the largest error.
@@ -129,7 +129,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """The original's outputs, key path -> array: in float64 (`exact`), with other `roundings`; and their `bounds`."""
+    """The original's outputs (key path -> array) in float64 (`exact`) and with other `roundings`; their `bounds`."""
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]

@@ -206,7 +206,7 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return name of a wrong module -> whether it is wrong before or in its attention function, in the text.
+    """Return name of a wrong module -> a Handing that says whether the fault is before or in its attention function.
 
     Its keys are the modules that were recorded twice: with their projections, and at the attention function inside.
     Where the function differs, `apart` begins with "function".
@@ -256,11 +256,11 @@ def _is_this(array: NDArray, allowed: NDArray[np.bool_]) -> bool:
 def with_makers_of_masks(
     report: WhereReport, ready: Mapping[str, Sequence[Substitution]], handed: Mapping[str, Handing]
 ) -> WhereReport:
-    """Return the report in which a module that uses the mask it is given is not wrong: the maker of the mask is.
+    """Return the report with a wrong mask blamed on the module that makes it, and not on one that is given it.
 
-    It is for modules of which only the mask differs from what the original hands over, as where the original's module
-    makes its causal mask itself. The maker is the nearest module around that is not given this mask; there is none
-    where the model itself is given it.
+    It is for modules that differ from the original only in the mask that they hand over, as where the original's module
+    makes its causal mask itself. The maker is the nearest module around that is not given this mask; if the model
+    itself is given it, there is none.
     """
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():
@@ -291,9 +291,9 @@ def with_makers_of_masks(
 
 
 def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
-    """Return a sentence on what a module's attention layer holds, or masks, otherwise than the original's; "" for none.
+    """Return a sentence on how config, weights or mask of a module's attention layer differ; "" if they don't.
 
-    `ready` are the calls of the module, each with the original's, which runs on the same; `port` are those of its one
+    `ready`: the module's calls, each with the original's call on the same inputs. `port`: the recorded calls of its one
     attention layer.
     """
     try:

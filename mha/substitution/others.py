@@ -52,14 +52,14 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """Yield the key path of each array in `gave`, the port's outputs, that is no equal array of integers in `own`."""
+    """Yield the key path of each array in `gave`, the port's outputs, that equals no array of integers in `own`."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """Return bool (B, L), True at padding, as the first call inside `around` that has some shows it; None if none does.
+    """Return bool (B, L), True at padding, from the first call inside `around` that shows any; None if none does.
 
     Args:
         original: the original.

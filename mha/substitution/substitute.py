@@ -260,7 +260,7 @@ class Substitution:
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return the `Judged.ratio` of an array beside the original's at a place in `runs`, without padding."""
+        """Return the `Judged.ratio` of an array, judged without padding by the original's at `place` in `runs`."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
@@ -394,7 +394,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return the arrays, all numbers (but masks) times 1 + u or 1 - u at random; u: the port's unit roundoff."""
+        """Return the arrays with each number (not in masks) times 1 + u or 1 - u at random; u: the port's roundoff."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {

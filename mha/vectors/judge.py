@@ -219,7 +219,7 @@ def problem_of(row: Mapping[str, Any], vector: Mapping[str, NDArray]) -> Problem
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers in one dtype as a subject, which gives what was answered and can't be asked more."""
+    """A subject made of the answers in one dtype; it can't be asked anything else."""
 
     dtype: str
     given: Mapping[bytes, Trace]
@@ -252,7 +252,7 @@ dtype, and in other dtypes on all that are wrong and so many that are right."""
 def explained(
     verdicts: Sequence[Verdict], given: Mapping[str, Answered], progress: Callable[[str], None]
 ) -> list[Diagnosis]:
-    """Return a diagnosis for each dtype in which answers differ; in later ones, only the first's bugs are tried."""
+    """Return a diagnosis for each dtype in which answers differ; all but the first try only the bugs of the first."""
     found: list[Diagnosis] = []
     bugs: tuple[Bug, ...] | None = None
     differ = {one.id for one in verdicts if one.status == "differs"}

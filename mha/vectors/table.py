@@ -120,7 +120,7 @@ def all_vectors() -> Iterator[Vector]:
 
 
 def as_heads(case: Case) -> Case:
-    """Return the case of a layer without projections, with heads and mask of the same sizes."""
+    """Return the same case for a layer without projections; its heads and mask keep their sizes."""
     widths: dict[str, Any] = dict.fromkeys(("query_dim", "key_dim", "value_dim", "output_dim"))
     config = replace(case.config, projections=False, bias=False, **widths)
     return replace(case, config=config, same_sizes=case.same_sizes or OF_HEADS)

@@ -99,7 +99,7 @@ def text_of(manifest: Mapping[str, Any]) -> str:
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Return the digest of a manifest without its own "digest". Each row has the digest of its file."""
+    """Return the digest of a manifest without its "digest"; it covers the files too, whose digests are in the rows."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Measure:
-    """A function of a query's weights. A head's number is its mean over all queries that have a key.
+    """A function of a query's weights. A head's number is the function's mean over all queries that have a key.
 
     Attributes:
         words: what the number means.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of a query that is left out of the mean, because it has no key at that offset; None without one.
+        edge: the index of a query left out of the mean, because it lacks the key that is measured; None if none does.
     """
 
     words: str

@@ -237,7 +237,7 @@ class Pack:
 def halves(array: NDArray) -> bytes:
     """Return an array (H, ...) as bytes of float16: for each head its numbers' low bytes, then their high bytes.
 
-    Each is rounded to three digits before, or float16 could move the third. Beyond its range they become infinite.
+    Numbers are rounded to three digits first, or float16 could change the third. Beyond its range they become infinite.
     """
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):

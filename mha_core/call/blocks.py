@@ -25,7 +25,7 @@ SMALLEST_BLOCK = 32
 class Block(NamedTuple, Generic[Part]):
     """A part of all scores (B, H, Lq, Lk): a slice of each axis, with integer ends.
 
-    In a TensorFlow graph, where a part starts may be known only at run time. Each field is then a
+    In a TensorFlow graph, the start of a part may be known only at run time. Each field is then a
     `backends.tf.ops.cuts.Span` (a start and a size), or None for the whole axis.
     """
 

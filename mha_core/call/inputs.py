@@ -122,8 +122,8 @@ class AttentionInputs:
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
         """Return these inputs with rotary tables in place of positions, if a compiler needs tables.
 
-        A compiler can't read positions, and needs tables if angles depend on the largest position. `sizes`: whether it
-        knows the sizes of the call; if so, positions that are counted, because none are given, need no tables.
+        It does if angles depend on the largest position, since it can't read positions. `sizes`: whether it knows the
+        sizes of the call; then it needs no tables for positions that are counted because none are given.
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def hidden(error: BaseException, packages: Collection[str] = ()) -> list[str]:
-    """Return a line for each file in the current folder that hid a module of its name from the import that raised.
+    """Return a line for each file in the current folder that was imported, or may have been, in place of a module.
 
-    Such a file was imported by code from elsewhere, or the error names its module.
+    The file was imported by code from elsewhere, or `error` names the module.
 
     Args:
         error: what was raised.

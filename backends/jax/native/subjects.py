@@ -101,7 +101,7 @@ def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
 
 
 class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
-    """A subject: flax.nnx.MultiHeadAttention with sow_weights=True, which shows the weights and computes otherwise."""
+    """A subject: flax.nnx.MultiHeadAttention with sow_weights=True, which shows weights, computed in another way."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True

@@ -286,7 +286,7 @@ class OwnLayer(LayerAdapter):
 
 
 class D2lLayer(LayerAdapter):
-    """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
+    """An adapter for d2l.ai's layer, or any with the same W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.torch.MultiHeadAttention"
 

@@ -45,7 +45,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """Return the norm `name` of x by the definition, in a layer with a norm, before or after the rotation alike."""
+    """Return the steps of the norm `name` of x by the definition. The layer must have a query-key norm."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

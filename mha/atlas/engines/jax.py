@@ -78,7 +78,7 @@ def haiku(q, k, v, *, allowed=None):
 
 
 def flax(q, k, v, *, allowed=None, bias=None, cache=None):
-    """Return the output of Flax's function; of a layer's cache of so many keys, if `cache` is given."""
+    """Return the output of Flax's function; with `cache`, that of a layer whose cache has so many positions."""
     from flax import nnx
 
     q, k, v = (jnp.swapaxes(one, 1, 2) for one in (q, k, v))

@@ -93,8 +93,8 @@ def diagnosed(
         judged: the names of the modules that have a verdict.
         progress: called with what is being done.
         handed: name of a module -> a sentence that compares its attention function's arguments with the original's.
-        beside: a function, name of a module and the calls of its attention layers -> a sentence on what they hold, or
-            mask, otherwise than the original's; "" for none.
+        beside: a function, name of a module and the calls of its attention layers -> a sentence on how config, weights
+            or mask differ from the original's; "" if they don't.
     """
     if not wrong:
         return {}

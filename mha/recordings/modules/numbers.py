@@ -66,14 +66,14 @@ class Order(NamedTuple):
 
 
 def numbers_of(array: NDArray) -> Numbers:
-    """Return the Numbers of one array; equal values have equal hashes in every floating-point dtype."""
+    """Return the Numbers (count, hashes) of one array; equal values have equal hashes in every floating-point dtype."""
     flat = np.asarray(array).reshape(-1)
     hashed = sum(_sum(_mixed(_bits(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
     return Numbers(flat.size, hashed % 2**64)
 
 
 def order_of(array: NDArray) -> Order:
-    """Return the Order of one array; equal values have equal hashes in every floating-point dtype."""
+    """Return the Order (three hashes) of one array; equal values have equal hashes in every floating-point dtype."""
     if array.size == 0:
         return Order(0, 0, 0)
     table = np.asarray(array).reshape(len(array) if array.ndim else 1, -1)

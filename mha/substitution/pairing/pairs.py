@@ -166,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return the out-of-order pairs of direct submodules of `port` that have submodules and equal numbers."""
+        """Return pairs called in other orders: direct submodules of `port` with submodules and equal parameters."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]

@@ -33,11 +33,11 @@ class Blame(Parts):
     """A `Parts` that decides which modules are blamed. A module's lines are its own code, between its submodules.
 
     Attributes:
-        in_lines: position of a module with wrong lines -> the judgement on its worst call, in which the outputs of its
-            parts were replaced by the port's.
+        in_lines: position of a module with wrong lines -> the judgement on its worst call, made with the port's outputs
+            in place of those of its parts.
         unseen: the bugs that the calls would not have shown.
         spared: positions of parts that are not blamed, because other parts make up for their differences.
-        explained: position of a module -> an Elsewhere, whose wrong parts explain the module's wrong outputs.
+        explained: position of a module -> an Elsewhere, by which wrong parts explain its wrong outputs.
     """
 
     def __init__(
@@ -174,10 +174,10 @@ class Blame(Parts):
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
     ) -> CallJudgement:
-        """Return the judgement on a module's lines with the fewest wrong arrays, of three.
+        """Return that one of three judgements on a module's lines that has the fewest wrong arrays.
 
-        These are `found`, and two in which the `spared` parts are not replaced. The second of these two does not judge
-        the inputs of parts that have wrong lines or contain spared parts.
+        They are `found`, and two in which the `spared` parts are not replaced; one of these two does not judge the
+        inputs of parts that have wrong lines or contain spared parts.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]

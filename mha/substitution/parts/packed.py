@@ -37,7 +37,7 @@ class Packed:
 
 
 def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
-    """Return the groups of the port's projections (of one input) that are a single projection in the original.
+    """Return each projection of the original that is several projections of one input in the port.
 
     Args:
         parts: both models.

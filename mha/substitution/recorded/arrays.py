@@ -87,7 +87,7 @@ class Allowance:
     """An allowed distance of the inputs of two paired layers, relative to their size.
 
     What the models compute between two attention layers is unknown. But rounding errors spread over all elements, so
-    `carried`, the root mean square of earlier differences, times a constant bounds those of the next inputs.
+    the next inputs differ by at most a constant times `carried`, the root mean square of earlier differences.
 
     Attributes:
         dtype: the narrower of both dtypes; arrays that are equal in it have distance 0.

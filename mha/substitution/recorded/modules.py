@@ -166,8 +166,8 @@ class Distances:
     Attributes:
         ratio: the largest difference / allowed difference; None if no arrays belong together.
         words: the array with that ratio, and its difference.
-        least: the smallest difference (root mean square) of the slices of arrays that differ, along every axis but the
-            last: 0 if one array is the same at some position, or in some item.
+        least: the smallest difference (root mean square) in a slice, along any axis but the last, of an array that
+            differs: 0 if the array is the same at some position, or in some item.
         allowed: the largest allowed difference (root mean square) of an array.
         size: the largest size (root mean square) of an array.
     """
@@ -181,7 +181,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Compared:
-    """The result for one call of the port, and how far what it gave is from what the original's call gave."""
+    """The result for one call of the port, and the distance of its outputs from those of the original's call."""
 
     result: ModuleResult
     gave: Distances = Distances()

@@ -80,10 +80,10 @@ class ModuleResult:
         original: the name of the original's module; None for a module without one.
         how: how the pair was found; for a wrong module without an original, where its fault was seen.
         original_kind: the class of the original's module; "" without one.
-        status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it);
-            "through its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are
-            right with the code around it; "equal"; or "not judged"; or "caused upstream": it differs only because its
-            inputs do, of a live original only where a mask is the input.
+        status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it); "through
+            its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are right
+            with the code around it; "equal"; or "not judged"; or "caused upstream": it differs only because its inputs
+            do (with a live original, because a mask does).
         ratio: the worst error of all its calls, in units of the measured rounding (8 are allowed); None if not judged.
             If a number is beyond its derived bound, the ratio is at least 8 * error / bound.
         allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.

@@ -177,7 +177,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
 
     Args:
         one: the verdict on the module.
-        around: name of a module around it whose own code is wrong, some of which may belong to this one; None: none.
+        around: name of a module around it with wrong own code, part of which may belong to this one; None: none.
     """
     if one.wrong_backward:
         return _backward(one)
