@@ -1,11 +1,16 @@
 """The bound of every forward step, under the step's own name: the errors that it adds to those of the steps before it.
 
 As the step `scores` of the reference reads a State and gives an array, the bound `scores` reads the Bounds and gives a
-Bounded. Those of `weights` and `heads` stand in `softmax.py`.
+Bounded.
+
+Of the softmax: a weight is wrong in two ways: by itself (the error of its score and of its exponential), and together
+with its whole row (the error of the sum that the row is divided by). The second is a factor of the weighted sum; of the
+first, only what moves the sum away from its own value counts. docs/bounds.md has the formulas.
 """
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +18,184 @@ from numpy.typing import NDArray
 from conformance.bounds.bounded import Bound, Bounded, Bounds, Rounding
 from conformance.bounds.query_key_norm import bounded_norm
 from conformance.bounds.rotary import rotated
-from conformance.bounds.softmax import heads, weights
 from mha_core.call.masks import additive_bias
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference.forward import PROJECTED, cap, dropout_factor
+from mha_core.reference.state import State
 
 SCALE_ROUNDINGS = 4
 """Roundings that a scale can cost, wherever an implementation applies it: to q, to k, to both, to the scores."""
 
 TANH_ULPS = 8.0
 """Error of one tanh in units in the last place; the rational approximations of the frameworks stay below."""
+
+QUOTIENT_ROUNDINGS = 2
+"""Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
+
+SMALL_GROWTH = 1.0
+"""Largest error of a score whose effect on a weight is bounded by expm1; above it, `_extremes` bounds the weights."""
+
+WEIGHTLESS = -1000.0
+"""A score that is less than the largest by so much has the weight 0 in every dtype: a bias of finfo.min, for one."""
+
+
+class Growth(NamedTuple):
+    """Bounds on the relative errors of the weights: of each by itself, and of all weights of a row together.
+
+    Attributes:
+        own: (B, H, Lq, Lk); each weight may be wrong by a factor of at most e^own. This covers the errors of the score,
+            of subtracting the maximum, of a product with log2(e) in base 2, and of the exponential.
+        shared: (B, H, Lq, 1); all weights of a row may be wrong by one factor of at most 1 + shared, the error of the
+            sum that the row is divided by (or of the maximum and the logarithm of the sum in exp(score - logsumexp)).
+    """
+
+    own: NDArray
+    shared: NDArray
+
+
+def growth(b: Bounds) -> Growth:
+    """Return the bounds on the weights' relative errors, from the bound on the scores and the softmax's arithmetic."""
+    return growth_of(b.rounding, b["scores"], b.state["allowed"])
+
+
+def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
+    """`growth` of any scores, over their last axis."""
+    p, key_len = r.precision, scores.v.shape[-1]
+    blocks = p.key_blocks(key_len)
+    highest = _row_maximum(scores.v, allowed)
+    distance = np.where(allowed, np.abs(scores.v - highest), 0.0)
+    furthest = np.where(_may_be_largest(scores, allowed), scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
+    distance += scores.e + furthest
+    # The maximum subtracted, log2(e) rounded, and times log2(e): before the maximum is subtracted, or after.
+    steps = (distance, distance, np.maximum(distance, np.abs(scores.v)))
+    exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if blocks > 1 else 1.0)
+    exponential = -blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
+    own = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), 1e300), 0.0)
+    own = np.where(scores.v - highest + own < WEIGHTLESS, 0.0, own)
+    n = max(key_len, 1)
+    # The maximum is rounded twice: times log2(e), and plus the logarithm, which is at most log n.
+    logsumexp = 2.0 * r.unit(p.us) * (np.abs(highest) + furthest) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
+    return Growth(own, r.gamma(n + 2 * blocks, p.us) + np.expm1(np.minimum(logsumexp, 1.0)))
+
+
+def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
+    highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    return np.where(np.isneginf(highest), 0.0, highest)
+
+
+def _may_be_largest(scores: Bounded, allowed: NDArray) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, Lk): the keys whose scores may be the largest of their row, as they are computed."""
+    least = np.where(allowed, scores.v - scores.e, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    return allowed & ~(scores.v + scores.e < least)
+
+
+def _extremes(r: Rounding, scores: NDArray, allowed: NDArray, own: NDArray) -> tuple[NDArray, NDArray]:
+    """The smallest and largest value of each weight, (B, H, Lq, Lk), if any score may be off by `own`."""
+    distance = np.where(allowed, scores - _row_maximum(scores, allowed), -np.inf)
+    least = np.exp(distance - own - _logsumexp(distance + own))
+    most = np.exp(distance + own - _logsumexp(distance - own))
+    return least, np.minimum(most, r.within(1.0, 1.0))
+
+
+def _logsumexp(x: NDArray) -> NDArray:
+    highest = x.max(axis=-1, keepdims=True, initial=-np.inf)
+    highest = np.where(np.isneginf(highest), 0.0, highest)
+    return highest + np.log(np.exp(x - highest).sum(axis=-1, keepdims=True))
+
+
+def weights(b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk)."""
+    state = b.state
+    return weights_of(b.rounding, state["weights"], state["scores"], state["allowed"], b.once(growth))
+
+
+def weights_of(r: Rounding, right: NDArray, scores: NDArray, allowed: NDArray, errors: Growth) -> Bounded:
+    """Return the exact weights `right` with the bounds on their errors, from the relative `errors`."""
+    own, shared = errors
+    up, down = np.exp(own), np.exp(-own)
+    most = (right * up).sum(axis=-1, keepdims=True)
+    least = (right * down).sum(axis=-1, keepdims=True)
+    rho = shared + _own_roundings(r, right.shape[-1])
+    upper = right * up * (1.0 + rho) / np.where(least > 0.0, least, 1.0)
+    lower = right * down * (1.0 - rho) / np.where(most > 0.0, most, 1.0)
+    e = np.maximum(upper - right, right - lower)
+    if (own > SMALL_GROWTH).any():
+        least, most = _extremes(r, scores, allowed, own)
+        extreme = np.maximum(most * (1.0 + rho) - right, right - least * (1.0 - rho))
+        e = np.where(_any_key(own), np.where(allowed, extreme, 0.0), e)
+    # Before it is flushed, an exponential is at least `lower`, or `least`. One that is lost was less than lost_weight,
+    # so the weight is less than e + lost_weight; and a 0 is stored as it is, so nothing is lost a second time.
+    return r.store(Bounded(right, e), r.precision.lost_weight)
+
+
+def _any_key(own: NDArray) -> NDArray:
+    """Bool (B, H, Lq, 1): the rows with errors so large that any key may have the largest weight."""
+    return (own > SMALL_GROWTH).any(axis=-1, keepdims=True)
+
+
+def heads(b: Bounds) -> Bounded:
+    """(B, H, Lq, dv): the bound of the output of each head, weights @ values.
+
+    An error in one weight is multiplied by |v_j - o|, since moving weight between equal values changes nothing. The
+    error that all weights of a row share is a factor of the whole sum.
+    """
+    state, r = b.state, b.rounding
+    values = b.heads_of("values")
+    if state.inputs.dropout_keep is not None:
+        return r.product(b["kept_weights"], values, state["heads"])
+    weights, (own, shared) = b["weights"], b.once(growth)
+    least = (weights.v * np.exp(-own)).sum(axis=-1, keepdims=True)
+    share = weights.v * np.expm1(own) / np.where(least > 0.0, least, 1.0)
+    if (own > SMALL_GROWTH).any():
+        most = np.where(state["allowed"], _extremes(r, state["scores"], state["allowed"], own)[1], 0.0)
+        share = np.where(_any_key(own), most, share)
+    spread = values.v[:, :, None] - state["heads"][:, :, :, None]  # (B, H, Lq, Lk, dv)
+    moved = r.carried(share[:, :, :, None, :], spread)[:, :, :, 0]
+    if r.probabilistic:
+        # A wrong scale, or query, moves a row's scores together: up above their mean, and down below it.
+        mean = (weights.v * state["scores"]).sum(axis=-1, keepdims=True, where=state["allowed"])
+        tilted = np.where(state["scores"] < mean, -share, share)
+        moved = np.maximum(moved, np.abs(tilted[:, :, :, None, :] @ spread)[:, :, :, 0])
+    # Whatever the weights, a head lies between the smallest and largest value that it may attend to.
+    furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
+    moved = np.minimum(moved, r.within(furthest, 2.0 * furthest))
+    factor = shared * (np.abs(state["heads"]) + moved)
+    rounded = _own_roundings(r, state.sizes.key_len) + 2.0 * r.unit(r.precision.u)
+    stored = Bounded(weights.v, rounded * weights.most + r.precision.lost_weight)
+    return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
+
+
+def least(r: Rounding, state: State) -> dict[str, NDArray]:
+    """Return arrays that are nowhere above the bounds of the steps `weights` and `heads`, at a hundredth of the cost.
+
+    They are parts of those bounds: the roundings of scores, of a row's sum and of a weight, and of the weighted sum. Of
+    errors that are added by their squares, the largest counts; n of them give at least 1 / sqrt(n) of their sum.
+    """
+    p, weights, heads = r.precision, state["weights"], state["heads"]
+    n, keys = max(weights.shape[-1], 1), state["allowed"]
+    add = np.maximum if r.probabilistic else np.add
+    spread = 1.0 / np.sqrt(n) if r.probabilistic else 1.0
+    rounded = _own_roundings(r, n)
+    shared = r.gamma(n + 2 * p.key_blocks(n), p.us) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
+    own = 2.0 * p.exp_ulps * r.unit(p.us)
+    if state.config.score == "scaled_dot" and state.config.softcap is None:
+        queries, across = np.abs(state["queries"]), np.abs(state.heads_of("keys")).swapaxes(-1, -2)
+        own = add(own, r.gamma(queries.shape[-1], p.ua) * abs(state.config.softmax_scale) * (queries @ across))
+    share, sizes = weights * np.minimum(own, SMALL_GROWTH), np.abs(state.heads_of("values"))
+    moved = np.maximum(share @ sizes - share.sum(axis=-1, keepdims=True) * np.abs(heads), 0.0)
+    summed = add(r.gamma(n, p.ua), spread * (rounded + 2.0 * r.unit(p.u)))
+    exact = ~keys | (keys.sum(axis=-1, keepdims=True) == 1)
+    return {
+        "weights": np.where(exact, 0.0, np.maximum((shared + rounded) * weights, p.lost_weight)),
+        "heads": add(add(summed * (weights @ sizes), spread * moved), shared * np.abs(heads)),
+    }
+
+
+def _own_roundings(r: Rounding, key_len: int) -> float:
+    """The relative error of a weight after its exponential: its quotient, and the rescaling of an online softmax."""
+    blocks = r.precision.key_blocks(key_len)
+    return float(r.gamma(QUOTIENT_ROUNDINGS + 2 * blocks, r.precision.us))
+
 
 # Projections and heads ------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.forward import TANH_ULPS
-from conformance.bounds.softmax import growth_of, weights_of
+from conformance.bounds.forward import TANH_ULPS, growth_of, weights_of
 from mha_core.dtypes import round_to
 
 ROOT_ROUNDINGS = 4

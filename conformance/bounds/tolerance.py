@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.bounds.backward import BACKWARD_BOUNDS
 from conformance.bounds.bounded import Bound, Bounded, Bounds, Rounding
-from conformance.bounds.forward import FORWARD_BOUNDS
+from conformance.bounds.forward import FORWARD_BOUNDS, least
 from conformance.bounds.precision import Precision
-from conformance.bounds.softmax import least
 from mha_core.heads import merge_heads
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State

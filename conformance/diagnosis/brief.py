@@ -27,7 +27,7 @@ _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not
 OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
 COMMON = OWN_LAYERS | {"fill-added-1e9", FINITE}  # that much code has: beside others these are said last, and in short
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too: `mha deviations` lists it."
-NO_CAUSE = "What is wrong with it is not known: no mistake that `mha bugs` lists gives these numbers, nor do two."
+NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of them."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: check {{}}. To see the step itself, return a dict of all arrays: {', '.join(STAGES)}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.kinds.change import Setting
-from conformance.zoo.bug import GRADIENTS, Bug, OnTop
+from conformance.zoo.bug import GRADIENTS, Bug, OnTop, keys_of
 from conformance.zoo.forward.scores import ONE_SCALE, scaled
 from conformance.zoo.forward.softmax import EXACTLY, RIGHT_WAY, has_key, let_in, no_padding, plain_softmax
-from conformance.zoo.rows import keys_of
 from mha_core import AttentionMask
 from mha_core.call.arguments import with_fields
 from mha_core.call.masks import padding_keys

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from conformance.kinds.change import Change, Setting
 from conformance.kinds.made import bug_of, with_inputs
 from conformance.kinds.orders import RULES, Order, change_of, of_any_length, orders
-from conformance.zoo.bug import Bug
-from conformance.zoo.rows import keys_of
+from conformance.zoo.bug import Bug, keys_of
 from mha_core import AttentionMask
 from mha_core.call.masks import padding_keys
 from mha_core.reference.state import State, Step

@@ -72,9 +72,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         return Located("queries", scored[0], (COMMON,))
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
-    bent = "values" in stages or "heads" in stages
     found = [one for one in found if one[0] == "output"] or found
-    dropped = ({"weights"} if bent else set()) | ({OTHER} if "values" in stages else set())
+    dropped = {"weights", OTHER} if "values" in stages else {"weights"} if "heads" in stages else set()
     told = [one for one in found if not one[0].startswith(FACTOR) and one[0] not in dropped] or found
     told = [(stage.removeprefix(FACTOR).removeprefix("other "), problems) for stage, problems in told]
     best = min(told, key=lambda one: STAGES.index(one[0]), default=None)
@@ -227,8 +226,9 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
         return None
     stage = _of_weights(evidence, problem, weights, own)
     sums, right = (x.sum(axis=-1, keepdims=True) for x in (weights, own))
-    is_other = stage == "weights" and not _near(weights * right, own * sums) and mix_of(weights, own) is None
-    return OTHER if is_other else stage
+    if stage != "weights" or weights.min() < -NEAR or _near(weights * right, own * sums):
+        return stage
+    return OTHER if mix_of(weights, own) is None else stage
 
 
 def _is_linear(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.zoo.bug import Bug, DoesNotApply
-from conformance.zoo.rows import Steps, Table
+from conformance.zoo.bug import Bug, DoesNotApply, Steps, Table
 from mha.recordings.recording import Recording
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.dtypes import round_to

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import GRADIENTS
+from conformance.zoo.bug import GRADIENTS, Steps, Table, after, entries, require, times
 from conformance.zoo.forward.scores import is_additive, is_product
 from conformance.zoo.forward.softmax import has_key, highest_of, open_scores
-from conformance.zoo.rows import Steps, Table, after, entries, require, times
 from mha_core.heads import sum_kv_groups
 from mha_core.reference import backward
 from mha_core.reference.forward import dropout_factor

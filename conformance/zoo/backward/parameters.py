@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.backward.attention import DETACH_FIX, d_values_by
-from conformance.zoo.bug import GRADIENTS
+from conformance.zoo.bug import GRADIENTS, Arrays, Steps, Table, after, entries, require, times
 from conformance.zoo.forward.heads import interleaved, merge_interleaved
 from conformance.zoo.forward.softmax import plain_softmax
-from conformance.zoo.rows import Arrays, Steps, Table, after, entries, require, times
 from mha_core.reference import backward
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Bug
+from conformance.zoo.bug import Bug, Steps, Table, after, keys_of
 from conformance.zoo.forward.softmax import has_key, highest_of, open_scores
-from conformance.zoo.rows import Steps, Table, after, keys_of
 from mha_core import AttentionMask
 from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Reach, query_blocks, reach

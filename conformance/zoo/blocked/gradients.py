@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from conformance.zoo.backward.attention import d_values_by
 from conformance.zoo.blocked.blocks import blocks_of_queries, exponentials, finite
-from conformance.zoo.bug import GRADIENTS
+from conformance.zoo.bug import GRADIENTS, Steps, Table
 from conformance.zoo.forward.softmax import highest_of, open_scores
-from conformance.zoo.rows import Steps, Table
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import dropout_factor
 from mha_core.reference.state import State

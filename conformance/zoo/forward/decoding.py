@@ -5,9 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import GRADIENTS
+from conformance.zoo.bug import GRADIENTS, Steps, Table, after, entries, other_mask, require
 from conformance.zoo.forward.scores import has_bias
-from conformance.zoo.rows import Steps, Table, after, entries, other_mask, require
 from mha_core.call.masks import additive_bias
 from mha_core.reference.forward import cap
 from mha_core.reference.state import State

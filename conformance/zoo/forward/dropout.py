@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, after
 from conformance.zoo.forward.scores import transposed
-from conformance.zoo.rows import Steps, Table, after
 from mha_core.reference import forward
 from mha_core.reference.forward import dropout_factor
 from mha_core.reference.state import State

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, after, require
 from conformance.zoo.forward.scores import is_product
-from conformance.zoo.rows import Steps, Table, after, require
 from mha_core.heads import merge_heads, repeat_kv_heads
 from mha_core.reference.state import State
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Change, Steps, Table, after, keys_of, other_mask
 from conformance.zoo.forward.scores import transposed
-from conformance.zoo.rows import Change, Steps, Table, after, keys_of, other_mask
 from mha_core import AttentionMask
 from mha_core.reference import forward
 from mha_core.reference.state import State

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, after
 from conformance.zoo.forward.projections import projection
 from conformance.zoo.forward.scores import is_product
 from conformance.zoo.forward.softmax import has_key, highest_of
-from conformance.zoo.rows import Steps, Table, after
 from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
 from mha_core.reference.forward import PROJECTED

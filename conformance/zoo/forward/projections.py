@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Change, Steps, Table, after, require
+from conformance.zoo.bug import Change, Steps, Table, after, require
 from mha_core.reference.forward import PROJECTED, project
 from mha_core.reference.state import State
 

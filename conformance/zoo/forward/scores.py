@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Steps, Table, after, require
+from conformance.zoo.bug import Steps, Table, after, require
 from mha_core.call.masks import additive_bias
 from mha_core.reference import forward
 from mha_core.reference.forward import cap

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import Contradiction
-from conformance.zoo.rows import Steps, Table, after
+from conformance.zoo.bug import Contradiction, Steps, Table, after
 from mha_core.reference.forward import FORWARD, padding, softmax
 from mha_core.reference.state import State
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, after
 from conformance.zoo.parts.positions import is_computed, made_tables
 from conformance.zoo.parts.rotary import settings_of
-from conformance.zoo.rows import Steps, Table, after
 from mha_core.call.rotary import Tables
 from mha_core.parts.frequencies import Frequencies, FrequencyRule, Llama3, LongRope, Yarn, plain, rule_of
 from mha_core.parts.rotary import Rotary

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.bug import GRADIENTS
+from conformance.zoo.bug import GRADIENTS, Arrays, Steps, Table, after, entries
 from conformance.zoo.parts.query_key_norm import has_norm, settings_of, steps_of
 from conformance.zoo.parts.rotary import SIDES, has_rotary
 from conformance.zoo.parts.rotary import settings_of as rotary_of
-from conformance.zoo.rows import Arrays, Steps, Table, after, entries
 from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, norm_back, to_parameter
 from mha_core.parts.rotary import Table as Angles
 from mha_core.parts.rotary import rotate, rotate_back

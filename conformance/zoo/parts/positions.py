@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, after
 from conformance.zoo.parts.rotary import has_rotary, settings_of
-from conformance.zoo.rows import Steps, Table, after
 from mha_core.call.rotary import Tables, positions_of
 from mha_core.parts.frequencies import Frequencies
 from mha_core.parts.rotary import Rotary, axis_of_pairs

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, after, of_past, part, require
 from conformance.zoo.parts.rotary import SIDES
-from conformance.zoo.rows import Steps, Table, after, of_past, part, require
 from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, by_head, mean_axes, norm
 from mha_core.parts.rotary import pairs
 from mha_core.reference.backward import NORMED

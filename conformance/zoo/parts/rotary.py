@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Steps, Table, after, of_past, part, require
+from conformance.zoo.bug import Steps, Table, after, of_past, part, require
 from mha_core.call.rotary import positions_of
 from mha_core.parts.rotary import Rotary, pairs, rotate, tables
 from mha_core.parts.rotary import Table as Angles

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Steps, Table, Where, after
 from conformance.zoo.parts.positions import is_computed, is_given, length_of, made_tables
 from conformance.zoo.parts.rotary import SIDES, has_rotary, settings_of
-from conformance.zoo.rows import Steps, Table, Where, after
 from mha_core.call.rotary import Tables, positions_of
 from mha_core.dtypes import round_to
 from mha_core.parts.rotary import Table as Angles

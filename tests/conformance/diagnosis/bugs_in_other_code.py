@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.bounds.precision import Precision
-from conformance.zoo.rows import require
+from conformance.zoo.bug import require
 from mha_core import Trace
 from tests.conformance.diagnosis.plain_layers import STYLES, Backward, Layer, Single, Textbook
 

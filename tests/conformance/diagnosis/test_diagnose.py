@@ -360,7 +360,7 @@ def test_of_outputs_with_exchanged_axes_that_is_said_and_what_else_is_wrong():
     assert "output: Every output is (Do, B, Lq), and must be (B, Lq, Do).\nChange: Transpose it by (1, 2, 0)." in rolled
     right = diagnose(Moved(), FEW, runs=RUNS)
     assert right.differs
-    assert describe(right).endswith("All is right then, in 28 cases.")
+    assert "\nAll is right then, in 28 cases.\n" in describe(right)
 
 
 def test_second_calls_have_the_shorter_time_limit_of_their_subject_if_it_has_one():

@@ -18,10 +18,9 @@ from conformance.cases.table import select as select_cases
 from conformance.discovery import members
 from conformance.runner import run_case
 from conformance.zoo import backward
-from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply, pipelines
+from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply, Table, pipelines
 from conformance.zoo.kill import first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
-from conformance.zoo.rows import Table
 from conformance.zoo.variants import noted_run, rerun
 from mha.cli.suite.bugs import bugs as command
 from mha_core import STAGES, SpecError

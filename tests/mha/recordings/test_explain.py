@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
-from conformance.diagnosis.brief import describe
+from conformance.diagnosis.brief import NO_CAUSE, describe
 from conformance.reports.brief import MADE
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
@@ -97,7 +97,7 @@ def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, c
     text = describe(found)
     assert f"First wrong step: the {MADE[stage]}" in text
     assert said in text
-    assert "is not known" not in text
+    assert NO_CAUSE not in text
 
 
 def test_pairs_are_found():
@@ -387,7 +387,7 @@ def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by
     assert result.exit_code == 1
     assert "v_proj.bias holds the original's k_proj.bias" in " ".join(result.output.split())
     assert "It is right by the weights that it holds, so that these are the cause" in result.output
-    assert "is not known" not in result.output
+    assert NO_CAUSE not in result.output
     result = CliRunner().invoke(main, [*command, str(tmp_path / "none.pt")])
     assert (result.exit_code, result.output.strip()) == (2, f"Error: no such file: {tmp_path / 'none.pt'}")
 
