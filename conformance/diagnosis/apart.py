@@ -1,7 +1,5 @@
 """Diagnoses of subjects, made in a process of ours where the subject lives in this one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """A Diagnosis in words: each cause with its stage and what to change, how sure that is; on one screen, or whole."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A hypothesis is ranked by the failing cases that it explains, less the passing o
 no case "explains" every passing one, so it gains nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Observations of a subject case by case, also seen another way; and the runs of hypotheses in these cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

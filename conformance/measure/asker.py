@@ -322,16 +322,12 @@ def _alike(asker: Asker, array: NDArray, other: NDArray) -> bool:
 Fields = Callable[[int], Mapping[str, Any]]
 """How many channels the layer has more -> fields of its config."""
 
+NORM = "query_key_norm"
 SETTINGS: tuple[tuple[str, str, Fields, Fields], ...] = (
     ("scale", "scores", lambda n: {}, lambda n: {"scale": SCALE}),
     ("softcap", "scores", lambda n: {"softcap": 9.0}, lambda n: {"softcap": 0.9}),
     ("base of rotary positions", "queries", lambda n: {"rotary": Rotary(n)}, lambda n: {"rotary": Rotary(n, base=2.0)}),
-    (
-        "eps of the query-key norm",
-        "queries",
-        lambda n: {"query_key_norm": QueryKeyNorm()},
-        lambda n: {"query_key_norm": QueryKeyNorm(eps=1.0)},
-    ),
+    ("eps of the query-key norm", "queries", lambda n: {NORM: QueryKeyNorm()}, lambda n: {NORM: QueryKeyNorm(eps=1.0)}),
 )
 """Settings by which layers may differ alone: (the name, the stage that it is for, the fields of two such layers)."""
 
@@ -346,9 +342,8 @@ def _shared(asker: Asker, problem: Problem) -> Iterator[tuple[str, str]]:
     )
 
     def is_shared(one: Fields, other: Fields, weight: str | None = None) -> bool:
-        return _is_shared(asker, next(sizes), problem.config, (one, other), weight) and _is_shared(
-            asker, next(sizes), problem.config, (other, one), weight
-        )
+        pairs = (one, other), (other, one)
+        return all(_is_shared(asker, next(sizes), problem.config, pair, weight) for pair in pairs)
 
     plain, normed = SETTINGS[0][2], SETTINGS[-1][2]
     for name, stage, one, other in SETTINGS:

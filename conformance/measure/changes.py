@@ -1,7 +1,5 @@
 """Changes: what turns expected arrays of samples into the measured ones: a factor, an order, a function, a rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Designs: problems whose numbers are chosen so that what a step does can be read off."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Evidence: a subject beside one model of it, also with another array at one place of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

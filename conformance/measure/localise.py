@@ -5,8 +5,6 @@ one key, and the weights that unit vectors as values show, which count only wher
 and these weights give it. The earliest of what is read counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

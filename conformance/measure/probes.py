@@ -1,7 +1,5 @@
 """Probes: the table of rows of isolating problems, in their order: the first row that differs says where to look."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ all scores equal, so weights are uniform over the keys that a mask lets in. Then
 them, items of a batch, dropout, a past, and numbers that are not finite. `probes.py` has them in their order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -4,8 +4,6 @@ sum of a row            sum_j w_j = S / (S + c)     c is added to S, the sum of 
 an excluded key e       log w_e - log w_a = c - s_a or c + s_e - s_a for each allowed a
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -52,13 +50,13 @@ MANY = of_layer(partial(generic, weights=NO_BIASES), *SMALL)
 """Calls in which excluded keys are read, and sums of rows: of each layer, and of one of many heads."""
 
 
+Weighed = tuple[NDArray, NDArray, NDArray, Setting]
+"""Of one call: the weights that were read, the model's scores and allowed keys (B, H, Lq, Lk), and the call."""
+
+
 def _all_weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:
     answered = (one for one in problems if evidence.asker.output(one) is not None)
     return [call for problem in answered if (call := _weighed(evidence, problem)) is not None]
-
-
-Weighed = tuple[NDArray, NDArray, NDArray, Setting]
-"""Of one call: the weights that were read, the model's scores and allowed keys (B, H, Lq, Lk), and the call."""
 
 
 def _weighed(evidence: Evidence, problem: Problem) -> Weighed | None:

@@ -7,8 +7,6 @@ are made of: so weights are solved for first, and arrays before the softmax begi
 Elements that the outputs do not tell are NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
