@@ -273,7 +273,7 @@ def similarity(b: Bounds) -> Bounded:
 
 
 def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
-    """Return the bound of a @ b * scale, rounded to the storage dtype; any of the three may be scaled."""
+    """Return the bound of a @ b * scale, rounded to the storage dtype, whether a, b or the product is scaled."""
     r, scale = bounds.rounding, bounds.state.config.softmax_scale
     scaled = Bounded(a.v * scale, a.e * abs(scale))
     plain = r.product(scaled, b)

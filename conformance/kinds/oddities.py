@@ -64,11 +64,11 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
 
 
 def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line on what is odd in scores (B, H, Lq, Lk), each row less its mean.
+    """Yield a line on what is odd in scores (B, H, Lq, Lk) whose rows each have mean 0.
 
     Args:
         scores, right: the scores and the right ones.
-        others: scores less the right ones, of another call of these sizes.
+        others: scores - right in another call, whose arrays have the same shape.
     """
     added = scores - right
     size = np.abs(added).max(initial=0.0)

@@ -139,7 +139,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Ask the problems; return a Measured. Its models give all answers: some of `start`, else newly found ones."""
+        """Return the Measured of `probes`. Its models give every answer: those of `start` that do, else new ones."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:

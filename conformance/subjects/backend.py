@@ -59,7 +59,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return a float32 backend with its users' compiler settings, which compile longer; any other subject unchanged."""
+    """Return the subject; a float32 backend, with its framework's own compiler settings, which compile longer."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path

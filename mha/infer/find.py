@@ -71,7 +71,7 @@ class Inference:
 
     @property
     def hypothesis(self) -> Hypothesis:
-        """Return the mapping, with the key bias. Raises SpecError unless it is unique."""
+        """Return the only hypothesis that fits, with the bias in `key_bias`. SpecError unless `verdict` is "unique"."""
         if self.verdict != "unique":
             raise SpecError(f"the mapping must be unique to be used. It is {self.verdict}; the report says why.")
         found = self.fits[0].hypothesis

@@ -43,7 +43,7 @@ class Template:
         sequences: name of an argument -> array with a batch and a length axis. Several arguments may share one array.
         fixed: further arguments. A Given (an array) is cut to the size of a call; any other value is passed as it is.
         axes: the batch and the length axis of sequences and outputs.
-        main: the place of the output that relations compare.
+        main: the key path, such as ("logits",), of the array that is compared; () for the output itself.
         made: name in the printed code -> the code that makes the array of this name.
     """
 

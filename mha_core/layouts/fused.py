@@ -157,7 +157,7 @@ class FusedLayout(Layout):
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether `Layout.fits`, and the fused matrix has more rows than the output projection has columns.
 
-        If key heads can't be fewer than query heads, it must have exactly three times as many.
+        Unless `grouped`, that matrix must have exactly three times as many rows as that projection has columns.
         """
         fused, out = self.required
         if not super().fits(shapes) or fused not in shapes or out not in shapes:
