@@ -26,7 +26,7 @@ DONE_AT: Mapping[str, str] = {
     "keys": "how the past is joined, the projection of the keys, its split into heads, and all that is done to them",
     "values": "how the past is joined, the projection of the values, its split into heads, and all done to them",
     "scores": "the scale, the softcap, all that is added to the scores, and which key head a query head reads",
-    "weights": "the masks and the softmax",
+    "weights": "the masks, the softmax, and any factor or mix of heads after it",
     "heads": "dropout, and which value head a query head reads",
     "output": "how heads are merged, and the output's projection",
 }

@@ -96,7 +96,9 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
         return Located(stage, problems[0], tuple(said))
     # Of rows that are all alike two readings may be true: where most rows have keys of their own fewest are.
     problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))
-    return Located(stage, problem, tuple(lines if len(lines) <= 1 + 2 * ROWS else [*lines[: 1 + ROWS], *lines[-ROWS:]]))
+    if (more := len(lines) - 1 - 2 * ROWS) > 0:
+        lines = [*lines[: 1 + ROWS], f"    (and {more} more)", *lines[-ROWS:]]
+    return Located(stage, problem, tuple(lines))
 
 
 def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:

@@ -69,30 +69,26 @@ EMPTY = p.masked(p.empty, 1, queries=1.0, weights={})
 EMPTY_BY_POSITION = p.masked(p.empty_by_position, 1, queries=1.0, weights={})
 
 PROBES: tuple[Probe, ...] = (
-    Probe("no-values", "one key, value 0, no biases.", p.each_layer(NO_VALUES, ONE_KEY), "", "output"),
-    Probe(
-        "output-bias", "one key, value 0, out_proj.bias.", p.bias_alone("out_proj"), "output", "out_proj.bias output"
-    ),
-    Probe(
-        "value-bias", "one key, value 0, v_proj.bias alone.", p.bias_alone("v_proj"), "", "v_proj.bias projected_values"
-    ),
+    Probe("no-values", "values 0, one key, no biases.", p.each_layer(NO_VALUES, ONE_KEY), "", "output"),
+    Probe("output-bias", "values 0, one key, output bias.", p.bias_alone("out_proj"), "output", "out_proj.bias output"),
+    Probe("value-bias", "values 0, one key, v_proj.bias.", p.bias_alone("v_proj"), "", "v_proj.bias projected_values"),
     Probe("one-key", "one key, whose attention weight is 1.", ONE_KEYS, "", VALUES),
-    Probe("equal-scores", "queries of 0, whose scores are equal.", SUMMED, "", SUMS),
+    Probe("equal-scores", "queries that are all zero: scores are equal.", SUMMED, "", SUMS),
     Probe("lengths", "equal scores, lengths as the only mask.", p.masked(p.lengths), "weights", IN_CALLS),
     Probe("causal", "equal scores, causal as the only mask.", p.masked(p.causal), "weights", IN_CALLS),
     Probe("window", "equal scores, a window as the only mask.", p.masked(p.window), "weights", IN_CALLS),
     Probe("allowed", "equal scores, a bool mask, or -inf in the bias.", p.masked(p.allowed), "weights", IN_CALLS),
     Probe("sources", "equal scores, two kinds of mask, and all.", p.masked(p.two_sources), "weights", IN_CALLS),
-    Probe("mask-of-items", "equal scores, another mask for each item.", p.masks_of_items, "weights", IN_CALLS),
-    Probe("scores", "scores that differ, no biases, no mask.", SCORED, "", SCORES),
-    Probe("query-bias", "scores that differ, biases in the projections.", p.with_fields(weights={}), "", BIASES),
+    Probe("mask-of-items", "equal scores, masks that differ by item.", p.masks_of_items, "weights", IN_CALLS),
+    Probe("scores", "ordinary scores, no biases, no mask.", SCORED, "", SCORES),
+    Probe("query-bias", "ordinary scores, biases in the projections.", p.with_fields(weights={}), "", BIASES),
     Probe("large-scores", "rows of scores up to where exp overflows, and beyond.", p.rows_of_sizes, "weights", SUMS),
     Probe("given-scale", "a scale that is given.", p.with_fields(scale=SCALES), "scores", "scale similarity"),
     Probe("dot-score", "the plain dot product.", DOT, "scores", "similarity"),
     Probe("softcap", "a softcap near the scores.", CAPPED, "scores", "softcap capped similarity"),
     Probe("key-bias", "a softcap and biases: that of the keys shows.", CAPPED_BIASED, "keys", "k_proj.bias new_keys"),
     Probe("additive-score", "the additive score.", ADDITIVE, "scores", "similarity"),
-    Probe("masked-scores", "a mask and scores that differ: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
+    Probe("masked-scores", "a mask and ordinary scores: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
     Probe("score-bias", "an additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
     Probe("bias-of-items", "biases (H, Lq, Lk) or (B, 1, Lq, Lk); B = H.", p.biases_of_items, "scores", "bias scores"),
     Probe("excluded-large", "allowed keys that score far below the excluded ones.", p.steep, "weights"),

@@ -161,7 +161,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
     said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
     where = f"item {item}, head {head}, with {_sources(problem)}{said}"
-    return [f"  Keys with a weight (#) where these are not the allowed ones; {where}:", *drawing]
+    return [f"  Keys that get a weight (#), in queries where they are not the allowed keys; {where}:", *drawing]
 
 
 _NONE = {"query_offset": 0, "causal": False, **dict.fromkeys(("window", "valid_lens", "allowed", "bias"))}
@@ -214,11 +214,12 @@ def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
     if problem.sizes.key_len == 1:  # whose weight is 1: what its values are may cancel
         problem = generic(problem.config, batch=problem.sizes.batch)
     new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys", "values")}
-    names = [name for name in new if _moves(evidence, problem, changed(problem, **{name: new[name]})) == (False, True)]
+    nothing, moves = "", [_moves(evidence, problem, changed(problem, **{name: new[name]})) for name in new]
+    names = [name for name, moved in zip(new, moves, strict=True) if moved == (False, True)]
     if _moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
-        names = ["keys and values: no attention over them is computed"]
+        names, nothing = ["keys", "values"], ": no attention over them is computed"
     if names:
-        yield f"The output of one call does not depend on the {' and the '.join(names)}."
+        yield f"Other {' and '.join(names)} give the same output of one call{nothing}."
     if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
         yield "The output of an item depends on the other items of the batch."
 

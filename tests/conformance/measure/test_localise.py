@@ -123,10 +123,11 @@ def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
     assert located is not None
     assert located.stage == "weights"
     where = "item 0, head 0, with causal True"
-    assert located.seen[0] == f"  Keys with a weight (#) where these are not the allowed ones; {where}:"
+    assert located.seen[0] == f"  Keys that get a weight (#), in queries where they are not the allowed keys; {where}:"
     assert located.seen[1:] == (  # of the call with most queries the first and the last ones
         "    query 0:  ##.........   allowed: #..........",
         "    query 1:  ###........   allowed: ##.........",
+        "    (and 2 more)",
         "    query 4:  ######.....   allowed: #####......",
         "    query 5:  #######....   allowed: ######.....",
     )

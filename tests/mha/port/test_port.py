@@ -97,7 +97,7 @@ def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
     assert result.exit_code == 1
     assert "torch (float32) differs in 2 of 2 cases: encoder.layer.0.attention.self, " in result.output
     assert re.search(r"Example, case encoder\S+: scores\[", result.output)
-    assert "How sure: a right layer with this mistake in it gives the same output in all 2 cases." in result.output
+    assert "How sure: the reference with this mistake in it gives the same output in all 2 cases." in result.output
     assert "Scores are scaled twice, on the queries and again on the product." in result.output
     assert "Different: 2 of 4 calls, 1 of 1 sets of sentence embeddings." in result.output
     assert asked == [True]
