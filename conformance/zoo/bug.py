@@ -315,7 +315,7 @@ def of_past(name: str, change: Change, where: Where) -> Steps:
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
-    """Return {name: step}, for a step that returns a dict: `change(state, dict)` replaces entries of it."""
+    """Return {name: step}: the right step, whose dict is then updated by the dict `change(state, right dict)`."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 

@@ -113,8 +113,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs, by the order of calls, for modules that the two models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Modules with submodules have
-        none; nor have modules inside one that is paired by its parameters, or with names that confirm the old pair.
+        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Three kinds keep their pairs:
+        modules with submodules; modules inside a pair found by parameters; modules whose names pair in other layers.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
