@@ -278,7 +278,7 @@ class Base:
 
 
 class SequenceTable(list[CallSequence]):
-    """The sequences of a module, in the order of `mha check --list`."""
+    """A table of the CallSequences (calls in a row) in one Python file, in the order of `mha check --list`."""
 
     def of(
         self, id: str, catches: str, config: AttentionConfig = SMALL, *, one_path: bool = False

@@ -108,7 +108,7 @@ class Evidence:
         return Miss(observation.case.id, name, message, observation.extremity)
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
-        """Return the names of the arrays in which these bugs differ from the subject, in a case that they explain."""
+        """Return the names of arrays that differ between the subject and the reference with these bugs, in one case."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None or self.whole(observation, bugs):
             return []

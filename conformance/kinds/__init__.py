@@ -1,1 +1,1 @@
-"""Kinds of mistakes, each with its parameters: they are made where a subject differs, and tried like those on file."""
+"""Bugs with parameters, such as a factor: they are built where a subject differs, and tried like the zoo's bugs."""

@@ -1,4 +1,4 @@
-"""Change: what turns one array into another. Setting: the call that it is part of. Where: the calls it acts in."""
+"""Change: a function from an array to the changed one. Setting: the call that has the array. Where: a set of calls."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ EXTRAS = {row.name: row.words for row in FEATURES if row.needs and row.words}
 
 
 def extras_of(problem: Problem) -> list[str]:
-    """Return the words of the features of a call that the layer may overlook, in the order of FEATURES."""
+    """Return the call's features that a layer may overlook (EXTRAS), in words and in the order of FEATURES."""
     has = Setting.of(problem).has
     return [words for name, words in EXTRAS.items() if name in has]
 

@@ -67,7 +67,7 @@ class Expression:
     """A number that may depend on sizes.
 
     name: the formula, such as "sqrt(head_dim / query_dim)".
-    words: `name`, and other sizes that equalled those in it wherever it was measured. at: a call -> the number there.
+    words: `name`, and the sizes that equalled those in `name` in every measured call. at: call -> the number there.
     """
 
     words: str

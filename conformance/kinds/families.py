@@ -1,4 +1,4 @@
-"""Families: changes in closed form that need no reading; each is tried as it is where a row of problems differs.
+"""Families: bugs by formula, without a measured number; each is tried as it is where several answers are wrong.
 
 queries and keys   turned by their positions, or normed, in a layer that has neither
 scores             with a bias that grows with the distance

@@ -1,4 +1,4 @@
-"""Faults as bugs: changed steps of the reference, which can be run and compared. Their ids begin alike.
+"""Measured bugs: changed steps of the reference, which can be run and compared. Their ids begin with "measured:".
 
 At the end stand usual mistakes that are no row of the zoo: keys excluded another way, padding let in, a mask read the
 wrong way.
@@ -52,7 +52,7 @@ def is_measured(bug: Bug) -> bool:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Return a context without NumPy's warnings, for experiments: a guess with odd numbers needs no warning."""
+    """Return a context without NumPy's warnings, for runs with guessed numbers: an overflow there needs no warning."""
     with warnings.catch_warnings(), any_numbers:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.(measure|kinds)\.")
         yield
@@ -92,7 +92,7 @@ def lower(words: str) -> str:
 
 
 def with_parameters(state: State, changes: Mapping[str, NDArray]) -> State:
-    """Return the State with other parameters."""
+    """Return a copy of the State in which the parameters named in `changes` have these arrays."""
     return replace(state, parameters={**state.parameters, **changes})
 
 
@@ -187,7 +187,7 @@ ON_FILE = frozenset([("infinity", "as-they-are"), ("1e9", "as-they-are"), ("adde
 
 
 def usual() -> Iterator[Bug]:
-    """Yield the bugs."""
+    """Yield usual mistakes that are not in the zoo, such as a mask ignored or a scale by the number of keys."""
     ignored = {"allowed": lambda s: np.ones_like(allowed(s)), "padding": lambda s: padding_keys(s.inputs.mask, s.sizes)}
     fix = "Exclude the keys that the mask does not allow."
     yield Bug(f"{PREFIX}mask-ignored-zeroed", "The whole mask is ignored.", "weights", fix, forward=ignored)

@@ -1,4 +1,4 @@
-"""Masks: families of keys that a query may attend to by another rule, source by source or beside all of them."""
+"""Bugs of masks: another rule decides which keys are allowed, for one argument of the mask or whatever it says."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -19,7 +19,7 @@ NEAR = 1e-6  # relative differences up to which what is read of an answer is equ
 
 
 def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Problem) -> bool:
-    """Return whether a layer gives the same `output` for a problem with another scale: it takes none."""
+    """Return whether a layer ignores the config's scale: its `output` is the same with another scale."""
     scaled = replace(problem, config=replace(problem.config, scale=OTHER_SCALE))
     own, other = output(problem), output(scaled)
     return own is not None and other is not None and np.array_equal(own, other, equal_nan=True)
@@ -54,7 +54,7 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
 
 
 def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
-    """Return (H, H), the factors with which the right heads add up to each head of an array (B, H, ...); or None."""
+    """Return factors (H, H): row h times the right heads is head h of the array (B, H, ...). None if none fit."""
     count = heads.shape[1]
     x, y = (one.swapaxes(0, 1).reshape(count, -1) for one in (heads, array))
     if count < 2 or x.shape[1] < 2 * count:
@@ -86,7 +86,7 @@ def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float
 
 
 def size(output: NDArray, right: NDArray) -> Iterator[str]:
-    """Yield a line on how far the numbers of an output are off, if that is little."""
+    """Yield a line with the largest error of an output / its largest right number, if this ratio is small."""
     off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
     if off <= LITTLE_OFF:
         yield f"The output {{}} is off by at most {off:.1g} of its largest number: as where numbers are rounded."

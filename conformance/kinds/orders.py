@@ -1,4 +1,4 @@
-"""Orders: which index each place of an axis reads, as a rule for every length; one table of rules, read off samples."""
+"""Orders: a table of wrong orders of an axis. Each is a rule that gives, for any length, the index each place reads."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -122,7 +122,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return (n,) the old index of each element after the reordering. DoesNotApply where the rule has no meaning."""
+    """Return int (n,): the index that each place reads, -1 for a 0. DoesNotApply where the rule has no meaning."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")
@@ -130,7 +130,7 @@ def indices_of(order: Order, n: int, setting: Setting) -> Indices:
 
 
 def change_of(name: str, axis: int, order: Order) -> Change:
-    """Return the Change that reorders one axis of an array; `axis` counts from the last one, `name` is its name."""
+    """Return the Change that reorders one axis of an array, whose index is `axis` (-1: the last) and name `name`."""
 
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         indices = indices_of(order, array.shape[axis], setting)

@@ -1,4 +1,4 @@
-"""Parameters: families of projections that hold another one's numbers, or their own in another order."""
+"""Bugs of parameters: a projection has another projection's numbers, or its own in another order or rounded."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Places: where an array of the definition stands that may be another one; one table.
+"""Places: a table of the arrays in the definition that a bug may change.
 
 A place is the result of a step, or what a step reads: a parameter, a number of the config, a bias, a past.
 """

@@ -1,6 +1,6 @@
 """Published variants of attention in closed form: other weights, products, positions and norms than the definition's.
 
-Each is tried as it is. What has learned numbers of its own, such as a bias of each distance, is none of them.
+Each is tried as it is. Variants with learned numbers, such as a bias of each distance, are left out.
 """
 
 import math

@@ -121,8 +121,8 @@ def _replaces(bug: Bug, name: str) -> bool:
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     """Return the forward and the backward pipeline with the steps of all `bugs`.
 
-    If several bugs replace one step, each changes its own numbers. The step raises Contradiction if two of them would
-    change one number in different ways. Bugs that wrap a step (`OnTop`) act after the others.
+    If several bugs replace one step, its result has the changed numbers of each bug. The step raises Contradiction if
+    two bugs would change one number in different ways. Bugs that wrap a step (`OnTop`) act after the others.
     """
     found = steps_with(bugs, {name for bug in bugs for name in bug.steps})
     forward, backward = ({**own, **{name: found[name] for name in found.keys() & own}} for own in (FORWARD, BACKWARD))
@@ -244,7 +244,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of bugs that share the first stage that they change, and the fix.
+    """A table of bugs with one fix, and with the same first stage that they change.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -276,7 +276,7 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Return two functions: state -> whether its config has this part (`field`), and state -> the part, a `kind`."""
+    """Return two functions of a state: whether the config has the part `field`, and that part, of type `kind`."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
@@ -300,7 +300,7 @@ def after(name: str, change: Change, where: Where = lambda state: True) -> Steps
 
 
 def times(name: str, factor: Callable[[State], Any]) -> Steps:
-    """Return the step's result times `factor(state)`."""
+    """Return {name: step}, where the step returns its right result times `factor(state)`."""
     return after(name, lambda state, right: right * factor(state))
 
 
@@ -315,12 +315,12 @@ def of_past(name: str, change: Change, where: Where) -> Steps:
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
-    """Return {name: step}, for a step that returns a dict: `change(state, dict)` replaces entries of it."""
+    """Return {name: step}: the right step, whose dict is then updated by the dict `change(state, right dict)`."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 
 def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
-    """Return name -> step, as if the mask had been given with changed fields. Padding that it lets in is not zeroed.
+    """Return {name: step}, as if the mask had other fields. Padded keys that the step then lets in are not set to 0.
 
     Args:
         where: state -> whether the bug affects this call.

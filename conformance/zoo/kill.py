@@ -79,7 +79,7 @@ class KillTable:
 
 
 def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], None] = lambda case: None) -> KillTable:
-    """Run every bug on every case in every dtype; `progress` sees each case when it is done."""
+    """Return the KillTable of every bug, case and dtype; `progress` is called with each case when it is done."""
     kills = []
     for case in cases:
         kills.append(kills_of(bugs, case))
@@ -101,7 +101,7 @@ class Kills:
 
 
 def kills_of(bugs: Sequence[Bug], case: Case) -> Kills:
-    """Run every bug on one case in every dtype."""
+    """Return the Kills of one case, on which every bug is run in every dtype."""
     first_stages, impossible = {}, []
     with any_numbers:  # once for all runs
         for bug in bugs:
@@ -233,7 +233,7 @@ def kill_apart(
     *,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
-    """Do `conformance.zoo.kill.kill` in worker processes; all bugs must be in the zoo, all cases in the table.
+    """Return the result of `kill`, from worker processes; all bugs must be in the zoo, all cases in the table.
 
     Raises:
         BackendError: a process died. A table that lacks a case would say that bugs survive.

@@ -1,4 +1,4 @@
-"""Which bugs one problem shows: the definition's run of it, run again with a bug and held against the right answer."""
+"""Which bugs one problem shows: the reference runs it with a bug, and the result is compared with the right answer."""
 
 from __future__ import annotations
 

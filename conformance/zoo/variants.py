@@ -1,4 +1,4 @@
-"""Variants: the reference with some bugs in it, run problem after problem, as fast as steps that stay allow."""
+"""Variants: runs of the reference with bugs in it; steps that the bugs do not affect are not run again."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def rerun(
     since: State | None = None,
     reads: Reads,
 ) -> tuple[State, bool]:
-    """Run the replaced steps of a finished run, and after a changed result every later step that may read it.
+    """Return a finished run with its replaced steps, and later steps that read a changed result, run again.
 
     Args:
         state: a result of `reference.run_state`; it is not changed.

@@ -91,7 +91,7 @@ def check_growth(path: Path, claimed: int, what: str) -> None:
 
 
 def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
-    """Return name -> array for the arrays of a file, in its order.
+    """Return name -> Entry (an array not read yet) for the arrays of a file, in the file's order.
 
     Raises:
         SpecError: a name occurs twice or is not printable, or the arrays claim far more bytes than the file has.

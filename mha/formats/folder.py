@@ -74,7 +74,7 @@ def weights_in(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
 
 
 def passed_over(file: Path, suffixes: Iterable[str]) -> list[str]:
-    """Return the names of the other files of weights in the folder of `file`, without its own shards."""
+    """Return the names of the other files of weights in the folder of `file`; shards of `file` are left out."""
     names = sorted(weights_in((path.name for path in file.parent.iterdir()), suffixes))
     return [name for name in names if name != file.name and not _is_shard_of(name, file.name)]
 

@@ -1,4 +1,4 @@
-"""Layers that stand in one array each: `flax.linen.scan` and `nnx.vmap` stack parameters along a first axis."""
+"""Stacked layers: `flax.linen.scan` and `nnx.vmap` put all layers' parameters into one array, along its first axis."""
 
 import re
 from collections import defaultdict
@@ -29,7 +29,7 @@ def open_layers(path: str | Path) -> Iterator[Checkpoint]:
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with own names for each layer in a stack; unchanged if layers outside stacks are found.
+    """Return the checkpoint with a name for each layer of a stack; unchanged if some layers are not stacked.
 
     In a stack, the first axis of all arrays below a name counts the layers. Layer 1 of "layers/attn/query/kernel" gets
     the name "layers/1/attn/query/kernel".

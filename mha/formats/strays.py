@@ -48,7 +48,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for each name in a file that no layer has, but that is nearly the name of an array that one lacks.
+    """Return a Stray for each array of no layer, if its name is nearly that of an array that some layer lacks.
 
     Args:
         checkpoint: the file.
@@ -82,7 +82,7 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
 
 
 def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[Stray]:
-    """Return a Stray for each optional array that a layer lacks, and that a layer of nearly the same prefix has.
+    """Return a Stray for each optional array that a layer lacks, but a layer of nearly the same prefix has.
 
     Such prefixes differ only in numbers ("layers.0" and "layers.1"). The layers of one model normally have equal sets
     of arrays.
@@ -121,7 +121,7 @@ def is_near(one: str, other: str) -> bool:
     """Return whether one name may be a misspelling of the other.
 
     A misspelling has one letter changed, missing or surplus, or two adjacent letters exchanged, or several letters
-    changed, but fewer than half of each word between dots ("norm" is none of "proj").
+    changed, but fewer than half of each word between dots ("norm" is no misspelling of "proj").
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)

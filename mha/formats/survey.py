@@ -249,7 +249,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Return the prefix of an array's name that names a module which looks like attention; None if there is none.
+    """Return the name of the attention module in an array's name, told by its words; None if there is none.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

@@ -121,7 +121,7 @@ class Slice:
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return (heads, width) positions of the rows in canonical order; None if the array's axes don't allow that."""
+        """Return int (heads, width): the row of each channel, if the rows run in `order` ("hd" or "dh"); else None."""
         key = heads, order
         if key not in self._rows:
             self._rows[key] = self._find_rows(heads, order)

@@ -85,7 +85,7 @@ class Apart:
 
 
 def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
-    """Return how far two arrays of one shape are apart."""
+    """Return the largest absolute difference of two arrays of one shape, beside the error that `allowance` allows."""
     if not first.size:
         return Apart(0.0, 0.0, (), 0.0, 0.0)
     with np.errstate(all="ignore"):

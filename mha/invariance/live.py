@@ -267,7 +267,7 @@ class Live:
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """Return lines of code that make the model, and two functions: `t` makes its arrays, `n` reads them."""
+        """Return lines of code that set `model` (imported from `named`), `t` (NumPy array -> own) and `n` (back)."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:

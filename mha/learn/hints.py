@@ -195,7 +195,7 @@ def _look_at(exercise: Exercise) -> str:
 
 
 def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
-    """Return explanations in words: first the bugs that all share, then the other bugs of each; each with its fix."""
+    """Return explanations in words, each bug with its fix: the bugs in every explanation, then the others of each."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:

@@ -272,10 +272,10 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
-    """Raise SpecError unless the model in a folder is what transformers makes of it. This loads nothing.
+    """Raise SpecError if transformers would load another model than the folder describes. This loads nothing.
 
-    transformers reads the settings that its own class knows and ignores all others silently: code that the folder
-    names, another kind of positions, another arithmetic. A model of such a folder is not the one that was trained.
+    transformers silently ignores all settings that its own class does not know: code that the folder names, another
+    kind of positions, another arithmetic. With such a setting, the loaded model is not the one that was trained.
 
     Args:
         folder: the folder.

@@ -1,4 +1,4 @@
-"""Calls at the seam: what `mha.capture` records of attention functions, in layers that are read no other way."""
+"""Calls at the seam: calls of attention functions, which `mha.capture` records in layers it can't read otherwise."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -50,7 +50,7 @@ class Proof:
 def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proof:
     """Return the Proof of a call of an attention function: its outputs, compared with the definition's.
 
-    Without `ratios`, a right call may get none, since a cheaper comparison shows that it is right. Rows without a key
+    Without `ratios`, a cheaper comparison may show that a call is right; it gives no ratios. Rows without a key
     are counted and not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which
     transformers' own functions have in any dtype.
     """
@@ -208,7 +208,7 @@ class SeamCalls:
         return bool(inside)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be recorded with its projections, for a report if its function calls aren't either."""
+        """Note why a layer can't be recorded with projections, to be reported if it has no function calls either."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:

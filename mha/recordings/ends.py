@@ -1,7 +1,7 @@
-"""Ends: what a recorded model gave, and modules of it that are no attention layers.
+"""Ends: outputs of a recorded model, and of its modules that are no attention layers.
 
-Attention layers are judged by themselves. What stands behind the last of them, such as a feed-forward layer, a pooler
-or a head, shows in what the model gave: `mha where` of two recordings holds two such ends against each other.
+Attention layers are judged by themselves. Modules after the last of them, such as a feed-forward layer, a pooler or a
+head, show in the model's outputs: `mha where` compares these outputs in two recordings.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Ends:
         return self if self._is_asked(name) or self._is_layer(name) else None
 
     def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
-        """Yield what was recorded; of the attention layers `layers`, only those whose names are in `behind`."""
+        """Yield the recorded ends; those of attention layers (`layers`) only if their names are in `behind`."""
         for end in self.found:
             if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
                 yield end
@@ -101,7 +101,7 @@ class Ends:
         return any(layer.name == name for layer in self.layers)
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
-        """Note one call."""
+        """Record the output of one call."""
         try:
             found = dict(arrays_in(output, self._as_array))
         except SpecError:
@@ -113,7 +113,7 @@ class Ends:
         self.found.append(RecordedEnd(name, kind_of(module), self._called(), arrays, dtypes))
 
     def check_met(self) -> None:
-        """Raise SpecError for a name that no module had."""
+        """Raise SpecError if a name in `also` is that of no module that was called."""
         for pattern in self._also:
             if pattern not in self._met:
                 raise SpecError(f"also names {pattern!r}, and no module that was called has such a name")

@@ -1,7 +1,7 @@
-"""Bugs of attention functions inside models, read off what they were given and gave; they join the zoo in a diagnosis.
+"""Bugs of attention functions inside models, found from recorded inputs and outputs, and tried beside the zoo's.
 
-The zoo's bugs of masks are of a layer that is told `causal` and `window`. A model hands its attention one mask, in
-which these and padding stand: here they are read off that array, `allowed`. A wrong scale is read off the weights.
+The zoo's bugs of masks are of a layer with arguments `causal` and `window`. A model gives its attention function one
+mask for these and for padding: here they are read off that array, `allowed`. A wrong scale is read off the weights.
 """
 
 from collections.abc import Callable, Mapping

@@ -56,7 +56,7 @@ class Hooks(Parts, Protocol):
         """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
-        """Return config and canonical weights of a layer, after probing it."""
+        """Return (config, canonical weights) of a layer, which first runs on small inputs to check them."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Return the names of a module's direct submodules with parameters, and a function that returns modules' ids.

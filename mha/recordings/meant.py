@@ -1,4 +1,4 @@
-"""What layers that were recorded were meant to hold, from a recording of the original or a file of its weights."""
+"""The weights that recorded layers should have, from a recording of the original model or a file of its weights."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,8 +36,8 @@ class Meant:
     Attributes:
         layers: name -> config and weights.
         doubt: if the arrays' names fit several layouts, a line with these and the one that was used; else "".
-        unsaid: if nothing says how many heads a layer has, so that the recorded number was used, a line with it; "" if
-            something does, or no other number fits.
+        unsaid: a line with the number of heads, if it is taken from the recorded layer because nothing else says it;
+            "" if something does, or no other number fits.
     """
 
     layers: Mapping[str, tuple[AttentionConfig, Weights]]
@@ -62,8 +62,8 @@ def meant_by(
         beside: a function that returns how many heads the layer at a prefix has by what is beside the file, or None.
 
     Raises:
-        SpecError: the file is neither, says another number of heads than `num_heads`, or is a recording whose outputs
-            are not those of its weights.
+        SpecError: the file is no recording and no file of weights, has another number of heads than `num_heads`, or
+            is a recording with outputs that are not those of its weights.
         FileNotFoundError: there is no such file.
     """
     if not Path(path).exists():  # weights are as good as a recording

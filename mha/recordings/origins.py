@@ -1,4 +1,4 @@
-"""Whose numbers an array of a layer holds: those of an original's array, as they are or read in another way."""
+"""Where a port's weights come from: from which array of the original, unchanged, reordered or rounded."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class WeightIndex:
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """Return (position of the layer, name of the array) for every array with the same numbers as this one."""
+        """Return (layer position, array name) of the original's arrays that equal `array`, rounded to `dtype`."""
         if dtype not in self._by_dtype:
             found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):
@@ -53,7 +53,7 @@ class WeightIndex:
         return self._by_dtype[dtype].get(_digest(array, dtype), [])
 
     def whose(self, weights: Weights, dtype: str) -> list[int]:
-        """Return the layers that hold all of these weights."""
+        """Return the positions of the layers that have all of these weights, by the same names."""
         held = [
             {position for position, other in self.holders(array, dtype) if other == name}
             for name, array in weights.items()

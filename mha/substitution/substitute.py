@@ -83,8 +83,8 @@ class Substitution:
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
         """Return the judgement on the port's outputs, compared with those of the original's module, which runs here.
 
-        If the module is wrong with the first meaning of a mask (True allows, or excludes), the second is tried. If it
-        is wrong with both, the original's own masks stay, since a port may complete a mask inside.
+        The port's bool masks are read as True allows or True excludes: whichever is nearer to the original's. If the
+        outputs differ, the other meaning is tried; then the original's masks, as a port may change its mask inside.
 
         Args:
             parts: submodules whose outputs in the port replace those in the original. With them, the module's outputs

@@ -135,7 +135,7 @@ class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """A subject: the layer in train() mode without dropout, since it has no argument for a keep-mask."""
+    """A subject: the layer in train() mode. Dropout is refused: no argument takes the mask of weights that are kept."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True

@@ -34,7 +34,7 @@ def keys_of_block() -> int:
 
 
 def in_blocks_of(bug: Bug, size: int) -> Bug:
-    """Return `bug` with blocks of `size` queries and keys; calls with fewer can't show it."""
+    """Return `bug` in blocks of `size` queries and keys; calls with fewer queries and keys can't show the bug."""
 
     def sized(step: Step) -> Step:
         def run(state: State) -> Any:

@@ -23,12 +23,12 @@ def open_scores(state: State, fill: float = -np.inf) -> NDArray:
 
 
 def highest_of(scores: NDArray) -> NDArray:
-    """Return the maximum of each row, -inf in a row without a key."""
+    """Return (..., 1): the maximum of each row of scores (..., Lk), -inf in a row without a key."""
     return scores.max(axis=-1, keepdims=True, initial=-np.inf)
 
 
 def has_key(state: State) -> NDArray:
-    """(B, H, Lq, 1): whether the row has an allowed key."""
+    """Return bool (B, H, Lq, 1): whether the row has an allowed key."""
     return state["allowed"].any(axis=-1, keepdims=True)
 
 

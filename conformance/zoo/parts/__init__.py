@@ -1,7 +1,7 @@
 """Bugs of the parts of attention, forward and backward.
 
-A module that is named as a field of `mha_core.parts.PARTS` also has BEGINS: how the ids of that part's bugs begin,
-behind "gradient-of-" where that stands first.
+A module with the name of a field in `mha_core.parts.PARTS` also has BEGINS: prefixes of the ids of the part's bugs. In
+ids that begin with "gradient-of-", the prefix follows it.
 """
 
 ORDER = ("rotary", "positions", "frequencies", "tables", "query_key_norm", "gradients")

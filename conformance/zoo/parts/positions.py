@@ -20,7 +20,7 @@ Positions = tuple[NDArray[np.integer], NDArray[np.integer]]
 
 
 def is_given(state: State) -> bool:
-    """Return whether the call gives the tables."""
+    """Return whether the call gives tables of cosines and sines, not positions."""
     return has_rotary(state) and state.inputs.rotary is not None and state.inputs.rotary.has_tables
 
 

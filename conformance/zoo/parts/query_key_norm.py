@@ -28,7 +28,7 @@ class Given:
     state: State
 
     def result(self, **changes: object) -> NDArray:
-        """Return the definition's norm with other settings."""
+        """Return x (B, heads, L, d) after the definition's norm with other settings."""
         return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
@@ -37,7 +37,7 @@ class Given:
         return scaled if self.bias is None else scaled + by_head(self.bias, self.x.shape)
 
     def centred(self, axes: tuple[int, ...]) -> NDArray:
-        """Return x, less its mean over these axes if the kind says so."""
+        """Return x; in a layer norm, x minus its mean over these axes."""
         return self.x - (self.x.mean(axis=axes, keepdims=True) if self.settings.kind == "layer" else 0.0)
 
 
@@ -45,7 +45,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """Return the steps of the norm `name` of x by the definition. The layer must have a query-key norm."""
+    """Return the intermediate results of the definition's norm `name` of x. The layer must have such a norm."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

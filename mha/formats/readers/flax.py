@@ -1,7 +1,7 @@
-"""Flax's msgpack files: dicts in dicts, whose names are joined by "/", by the package msgpack.
+"""Flax's msgpack files: nested dicts, whose keys are joined by "/"; the package msgpack reads and writes them.
 
-Flax keeps an array as an extension of type 1, itself msgpack: its shape, the name of its dtype, its bytes. One of
-more than a gigabyte is a dict of parts.
+Flax keeps an array as a msgpack extension of type 1, whose content is msgpack too: shape, name of the dtype, bytes. An
+array of more than a gigabyte is a dict of parts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

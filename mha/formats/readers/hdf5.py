@@ -1,8 +1,8 @@
 """Safe reading of foreign HDF5 files: every dataset must hold its own numbers; links to other places are refused.
 
 HDF5 can take a dataset's numbers from any other file (external storage, virtual datasets, external links), give a
-number for what was never written, or run a filter that it loads from a folder. A file of weights needs none of it,
-and a hostile one copies another file's content out that way, or claims gigabytes that it does not have.
+number for what was never written, or run a filter that it loads from a folder. A file of weights needs none of these.
+With them, a hostile file copies another file's content, or claims gigabytes that it does not have.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Keras 2's .h5 files of weights, as transformers wrote tf_model.h5 with it, through h5py; read only.
 
-A group of each layer of the model holds its variables under their own names, which begin with the model's again:
-bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0. An attribute lists them in their order.
+The file has a group for each layer of the model. The variables in it have paths that begin with the model's name:
+bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel:0. An attribute lists the variables in order.
 """
 
 from collections.abc import Iterator, Mapping

@@ -32,7 +32,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
-    """Write an archive, array by array."""
+    """Return a context that writes an archive, array by array."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
 
         def add(name: str, array: NDArray) -> None:

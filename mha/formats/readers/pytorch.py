@@ -1,10 +1,10 @@
 """PyTorch's own files, zipped ones and those before version 1.6, by `torch.load(weights_only=True)`.
 
-Before PyTorch sees a file, `pickles.texts_in` goes through its pickles.
+Before PyTorch sees a file, `texts_in` searches the file's pickles for code.
 
 A zipped file has NAME/data.pkl with a pickle and NAME/data/KEY with each storage. PyTorch reads the pickle
-alone, out of a copy with empty storages. The numbers are read here, when they are asked for, and their
-checksums compared.
+alone, out of a copy with empty storages. The numbers are read by this module, when they are asked for, and
+their checksums compared.
 
 An old file is a row of pickles (a magic number, a version, sizes, the state_dict, the keys of the storages),
 then the storages. PyTorch reads it as a whole.
@@ -72,7 +72,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 @contextmanager
 def create(path: Path, *, layout: str, configs: Mapping[str, AttentionConfig]) -> Iterator[Add]:
-    """Write a state_dict."""
+    """Return a context that writes a state_dict when it ends."""
     tensors: dict[str, torch.Tensor] = {}
 
     def add(name: str, array: NDArray) -> None:
@@ -274,7 +274,7 @@ class CodeFound(Exception):
 
 
 class Broken(ValueError):
-    """The pickle does not describe a state_dict."""
+    """An error: the pickle does not describe a state_dict."""
 
 
 def texts_in(file: BinaryIO) -> list[str]:
@@ -284,7 +284,7 @@ def texts_in(file: BinaryIO) -> list[str]:
         Every text in the pickle, in its order.
 
     Raises:
-        CodeFound: it names a function or class that is not in NAMED, or calls one that is not in CALLED.
+        CodeFound: the pickle names a function or class that is not in NAMED, or calls one not in CALLED.
         Broken: a name occurs twice in a dict.
         Exception: any exception, if the pickle is damaged.
     """

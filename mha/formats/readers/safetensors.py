@@ -1,5 +1,5 @@
-"""safetensors files, with configs in their metadata: that of a layer at the top level where `save_weights` puts it,
-that of a layer with a prefix under "mha_config:PREFIX".
+"""safetensors files, whose metadata holds the layers' configs: that of a layer without a prefix at the key that
+`save_weights` uses, that of a layer with a prefix at the key "mha_config:PREFIX".
 """
 
 import json

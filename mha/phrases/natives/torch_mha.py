@@ -109,7 +109,7 @@ class TorchMultiheadAttention(Native):
         return Held(tuple(lines), CANONICAL)
 
     def write(self, making: Making, new: str) -> Held:
-        """In place, out of sight of autograd."""
+        """Return code that copies the arrays into the parameters of the layer `new`, under torch.no_grad()."""
         packed = "[torch.tensor(x) for x in ({})]"
         lines = [
             "with torch.no_grad():",

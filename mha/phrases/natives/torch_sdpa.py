@@ -98,7 +98,7 @@ class TorchScaledDotProductAttention(Native):
         return four_read(making, old, "detach().numpy()")
 
     def write(self, making: Making, new: str) -> Held:
-        """In place, out of sight of autograd."""
+        """Return code that copies the arrays into the linear layers of the dict `new`, under torch.no_grad()."""
         lines = four_written(making, new, "copy_(torch.tensor(array))")
         return Held(("with torch.no_grad():", *(f"    {line}" for line in lines)), CANONICAL)
 

@@ -1,4 +1,4 @@
-"""Calls as plain arrays, such as MODULE/CALL/inputs/NAME: what anything can write, functions too."""
+"""Calls as plain arrays, such as MODULE/CALL/inputs/NAME: a form that any program can write, without `mha.capture`."""
 
 import os
 from collections.abc import Mapping

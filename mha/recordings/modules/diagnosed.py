@@ -1,4 +1,4 @@
-"""What the attention in a wrong module shows as a layer: `mha diagnose` on its recorded calls, in a few sentences."""
+"""A few sentences on the attention layer in a wrong module: the result of `mha diagnose` on its recorded calls."""
 
 import os
 import re

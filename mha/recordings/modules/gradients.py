@@ -1,8 +1,8 @@
-"""GradientRecorder: the gradients that came back to what modules gave, and what each module makes of them.
+"""GradientRecorder: gradients with respect to modules' outputs, and from them those of inputs and parameters.
 
-Only what came back is read off the backward pass that runs. From that, each module runs forward and backward once more
-by itself, on what it was given: so the gradients of one call are seen, where the pass that ran has the sum over all
-that uses a parameter or an input, and no sum of that pass is made in another order.
+Only the gradients with respect to outputs are read off the model's backward pass. From them, each call of a module is
+run forward and backward once more, by itself and on the recorded inputs. So a parameter's gradient is that of one call,
+not the sum over all its uses, and the model's own sums are made in the same order as without a recorder.
 """
 
 import inspect
@@ -52,7 +52,7 @@ class GradientRecorder:
         self._twice = False
 
     def begun(self, position: int, call: inspect.BoundArguments) -> None:
-        """Keep what a call is given."""
+        """Keep the arguments of a call."""
         valued = getattr(self._hooks.modules, "valued", lambda leaf: leaf)
         arguments = changed(dict(call.arguments), lambda place, leaf: valued(snapshot(leaf, self._hooks.as_array)))
         places = inspect.BoundArguments(call.signature, changed(arguments, lambda place, leaf: _Standing(place)))

@@ -1,4 +1,4 @@
-"""How arrays are named that stand for calls, and which files hold such."""
+"""The names of arrays in files of recorded calls, and which files have such names."""
 
 import os
 import re

@@ -134,7 +134,7 @@ def shape_and_numbers(
 
 
 def unknown(shape: Sequence[int]) -> Numbers:
-    """Return the Numbers of a parameter that has none."""
+    """Return the Numbers of a parameter whose values can't be read: `hashed` is None."""
     return Numbers(max(1, math.prod(shape)), None)
 
 

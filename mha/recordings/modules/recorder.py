@@ -84,7 +84,7 @@ class ModuleRecorder:
             self._paused = before
 
     def choose(self, name: str, module: Any) -> ModuleRecorder | None:
-        """Itself for each module to record."""
+        """Return this recorder if the module is to be recorded, else None."""
         if not name:
             return self
         deep = len(name.replace("/", ".").split("."))

@@ -96,7 +96,7 @@ class ArrayStream:
         return found.digest()
 
     def put(self, name: str, array: NDArray) -> None:
-        """Write an array under a name of its own."""
+        """Write an array under a given name, even if an equal one was written."""
         array = np.asarray(array, order="C")
         end = self._size + array.nbytes
         about = {"dtype": KINDS[array.dtype], "shape": list(array.shape), "data_offsets": [self._size, end]}
@@ -120,5 +120,5 @@ class ArrayStream:
             shutil.copyfileobj(self._waiting, file, 1 << 22)
 
     def close(self) -> None:
-        """Free the disk."""
+        """Delete the temporary file."""
         self._waiting.close()

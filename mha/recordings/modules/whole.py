@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WholeRecording:
-    """The modules recorded so far, on disk."""
+    """A recording of modules in progress, with its arrays on disk."""
 
     def __init__(self, recorder: ModuleRecorder, stream: ArrayStream, watched: AbstractContextManager[None]) -> None:
         self._recorder, self._stream = recorder, stream

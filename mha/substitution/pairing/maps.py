@@ -15,7 +15,7 @@ def read_map(path: Path) -> dict[str, str]:
     """Return the pairs in a TOML file: name of the original's module = name of the port's, in the table [pairs].
 
     Raises:
-        SpecError: it is no such file.
+        SpecError: the file is no such map.
     """
     try:
         text = path.read_text(encoding="utf-8")

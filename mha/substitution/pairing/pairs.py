@@ -1,9 +1,9 @@
 """Pairs: which module of a port stands for which of its original.
 
-Found in this order, until nothing more is found: as a map says; by name, if most modules of one name hold the same
-numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by the parts, where all
-that are paired stand in each other's module; by one such parameter, if no other module left has it; by name, whatever
-the numbers; and by order and shape, among what is left in a paired module.
+Pairs are found in this order, until none is left: by the user's map; by name, if most modules of one name have equal
+numbers; by equal numbers in all parameters (also transposed, reshaped or packed); by submodules, if these are paired
+with each other; by one parameter with equal numbers, if no other unpaired module has it; by name, whatever the numbers;
+and by order and shape, among the unpaired submodules of a pair.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Module:
 
 @dataclass
 class Pairs:
-    """The paired modules of two models. `found`: position in the original -> position in the port; `how`: in which way.
+    """A pairing of two models' modules. `found`: position in the original -> in the port; `how`: position -> rule.
 
     `inside_ports`: position of a module of the port -> positions of the modules inside it.
 
@@ -90,9 +90,9 @@ class Pairs:
                     return
 
     def others_for(self, port: int) -> list[int]:
-        """Return positions of unpaired modules of the original that may be the original of this module as well.
+        """Return positions of unpaired modules of the original that may belong to the port's module at `port` too.
 
-        They are around or inside its original, and have the same parameters and output shapes.
+        They are around or inside the module it is paired with, and have its parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -104,7 +104,7 @@ class Pairs:
         ]
 
     def exchange(self, port: int, original: int) -> None:
-        """Pair a module of the port with another original than before."""
+        """Pair a module of the port with `original`, in place of the module that it was paired with."""
         before = self._back[port]
         self.found[original], self.how[original] = port, self.how.pop(before)
         del self.found[before]
@@ -113,8 +113,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs, by the order of calls, for modules that the two models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Modules with submodules have
-        none; nor have modules inside one that is paired by its parameters, or with names that confirm the old pair.
+        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Three kinds keep their pairs:
+        modules with submodules; modules inside a pair found by parameters; modules whose names pair in other layers.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -133,8 +133,8 @@ class Pairs:
     def out_of_order(self, port: int) -> list[dict[int, int]]:
         """Return new pairs, by the order of calls, for a module's submodules, which the models call in other orders.
 
-        There is one dict for each group of similar ones: direct submodules without own submodules, with equally many
-        parameters and with outputs of equal sizes.
+        There is one dict for each group of similar submodules: direct ones, without submodules of their own, with
+        equally many parameters and with outputs of equal sizes.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:
@@ -166,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return pairs called in other orders: direct submodules of `port` with submodules and equal parameters."""
+        """Return new pairs for direct submodules, called in another order, that have submodules and equal weights."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -187,12 +187,12 @@ class Pairs:
         self.found, self._back, self.how = (dict(one) for one in state)  # type: ignore[assignment]
 
     def put(self, pairs: Mapping[int, int], how: str) -> None:
-        """Pair modules with others of the same group."""
+        """Replace pairs: position in the original -> in the port. `how` says in which way they were found."""
         for original, port in pairs.items():
             self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
-        """Return the position of the original's module that is paired with this one; None if there is none."""
+        """Return the position of the original's module that is paired with the one at `port`; None if unpaired."""
         return self._back.get(port)
 
     def _pair(self, original: int, port: int, how: str) -> bool:
