@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mha import rotary
 from mha.coverage import kind_of
 from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, around, heads_of
-from mha.projections.said import Projections, found_by_name
+from mha.projections.said import Projections, fits, found_by_name
 from mha_core import SpecError
 from mha_core.errors import listed
 from mha_core.files.mistaken import without_forward
@@ -72,7 +71,7 @@ class Unlisted:
         Raises:
             SpecError: the user named its projections, but they don't allow recording it.
         """
-        said = next((one for pattern, one in self._said.items() if fnmatchcase(name, pattern)), None)
+        said = next((one for pattern, one in self._said.items() if fits(name, pattern)), None)
         inside = _inside(self._hooks, module)
         found = said or found_by_name([own for own, part in inside if self._hooks.projects(part)])
         if found is None or (said is None and any(self._is_known(part) for _, part in inside)):
@@ -103,7 +102,7 @@ class Unlisted:
         """Return why nothing was recorded, and what to add to the call. `unread`: names of attention-like modules."""
         if self.turning:
             return next(iter(self.turning.values()))
-        why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
+        why = f"{next(iter(self.refused.values())).removesuffix('.')}. " if self.refused else ""
         missing = without_forward(self._target)
         why += f"{missing}. " if missing else ""
         if OFTEN in why:
@@ -182,7 +181,7 @@ class Unlisted:
     def _alike(self, name: str) -> str:
         """A pattern for this layer and all others of its place in other blocks, if what is found holds for them all."""
         pattern = re.sub(r"\d+", "*", name)
-        fitting = [other for other in self._named if fnmatchcase(other, pattern)]
+        fitting = [other for other in self._named if fits(other, pattern)]
         alike = all(self._found.get(other) == self._found.get(name) for other in fitting)
         return pattern if alike and name in fitting and name in self._found else name
 

@@ -1,9 +1,8 @@
 """Calls at the seam: what `mha.capture` records of attention functions, in layers that are read no other way."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ class SeamCalls:
         target: the model.
         recorder: the Recorder of the calls.
         survey: the Survey that notes which modules are read at the seam.
-        layers: patterns of the names of layers to record.
+        asked: whether the layer of a name is to be recorded.
         beside: the Recorder of such calls inside layers that are recorded with their projections too (in models of
             transformers); None: these calls are dropped.
 
@@ -128,10 +127,10 @@ class SeamCalls:
         target: Any,
         recorder: Recorder,
         survey: Survey,
-        layers: Iterable[str],
+        asked: Callable[[str], bool],
         beside: Recorder | None = None,
     ) -> None:
-        self._hooks, self._target, self._recorder, self._survey, self._layers = hooks, target, recorder, survey, layers
+        self._hooks, self._target, self._recorder, self._survey, self._asked = hooks, target, recorder, survey, asked
         self._beside = beside
         self._waiting: list[tuple[str, Any, ReadCall]] = []
         self._calls: list[tuple[str, RecordedCall, ReadCall]] = []
@@ -155,7 +154,7 @@ class SeamCalls:
         """
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
-            if not self._paused and any(fnmatchcase(name, pattern) for pattern in self._layers):
+            if not self._paused and self._asked(name):
                 self._note(name, module, handover, chosen())
 
         with intercepted(self._hooks, self._target, lambda call: call.recorded(seen)):

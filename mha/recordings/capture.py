@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mha.coverage import SHOWN, Coverage, Survey, UnreadWarning
 from mha.projections.layer import Part, ProjectedLayer
-from mha.projections.said import Projections
+from mha.projections.said import Projections, fits
 from mha.projections.unlisted import Unlisted
 from mha.recordings.at_seam import SeamCalls
 from mha.recordings.ends import Ends
@@ -172,7 +172,7 @@ def capture(
             nnx) or Gluon.
         path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
         layers: names of the layers to record; wildcards work; None: all. For layers of unlisted classes a mapping: name
-            of a layer -> its `mha.Projections`; each of their calls is compared with the reference.
+            of a layer (`*` stops at dots) -> its `mha.Projections`; each of their calls is compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
             target itself are always recorded: by them `mha where` judges what comes after the last attention layer.
         overwrite: whether an existing file may be replaced.
@@ -230,7 +230,7 @@ def capture(
         if part is not None:
             return part
         adapter = known(module)
-        asked = any(fnmatchcase(name, pattern) for pattern in layers)
+        asked = is_asked(name)
         if asked and (adapter is None or said):
             projected = unlisted.choose(name, module)
             if projected is not None:
@@ -296,6 +296,10 @@ def capture(
             seam.keep(name)
 
     said = layers if isinstance(layers, Mapping) else {}
+
+    def is_asked(name: str) -> bool:
+        return any((fits if said else fnmatchcase)(name, pattern) for pattern in layers)
+
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
@@ -303,7 +307,7 @@ def capture(
     if recorder.ends is not None:
         recorder.ends.layers = unlisted.layers
     beside = Capture(hooks, survey, None, (), modules=True) if modules else None
-    seam = SeamCalls(hooks, target, recorder, survey, layers, beside)
+    seam = SeamCalls(hooks, target, recorder, survey, is_asked, beside)
     none_found: NoneFoundError | None = None
 
     def check_asked() -> None:
@@ -354,7 +358,9 @@ def capture(
     unreadable += seam.refusals
     if modules and not recorder.calls:
         if unreadable:
-            warnings.warn("; ".join(dict.fromkeys(unreadable)), UnreadWarning, stacklevel=3)
+            warnings.warn(
+                "; ".join(line.removesuffix(".") for line in dict.fromkeys(unreadable)), UnreadWarning, stacklevel=3
+            )
         return
     if not recorder.calls:
         nothing()
@@ -373,7 +379,7 @@ def capture(
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")
     if lines:
-        warnings.warn("; ".join(lines), UnreadWarning, stacklevel=3)
+        warnings.warn("; ".join(line.removesuffix(".") for line in lines), UnreadWarning, stacklevel=3)
     if path is not None and not modules:
         recording.save(path, overwrite=overwrite)
 

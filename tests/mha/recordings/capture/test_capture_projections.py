@@ -481,3 +481,20 @@ def test_layers_of_a_class_that_nothing_confirms_are_taken_to_have_one_layout() 
             layer(drawn(2, 9, 48))
     assert len({call.assumed for call in seen.recording.calls}) == 1
     assert {len(call.inputs.queries) for call in seen.recording.calls} == {2}
+
+
+def test_a_wildcard_stops_at_dots_where_projections_are_said() -> None:
+    block = nn.ModuleDict({"attn": Timm(12, 4), "adapter": nn.ModuleDict({"attn": Nano(12, 3)})})
+    model = made(nn.ModuleDict({"blocks": nn.ModuleList([block])}))
+    model.forward = lambda x: block["adapter"]["attn"](block["attn"](x))
+    with mha.capture(model, layers={"blocks.*.attn": mha.Projections(*3 * ["qkv"], "proj")}) as seen:
+        model(drawn(2, 5, 12))
+    assert [one.name for one in seen.recording.layers] == ["blocks.0.attn"]
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+def test_a_refusal_that_ends_in_a_dot_gets_no_second_one() -> None:
+    layer, memory = made(Annotated(3, 12)), drawn(1, 6, 12)  # one item of keys for both of queries
+    with pytest.raises(SpecError, match=r"Got keys \(1, 6, 12\) beside .*\)\. A class") as refused, mha.capture(layer):
+        layer(drawn(2, 4, 12), memory, memory)
+    assert ".." not in str(refused.value)
