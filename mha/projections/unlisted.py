@@ -107,6 +107,8 @@ class Unlisted:
         why += f"{missing}. " if missing else ""
         if OFTEN in why:
             return f"{why}Call it once for each call of the layer, and take its rows apart (docs/recordings.md)"
+        if next((layer.told for layer in self.layers if layer.name in self.refused), False):
+            return why.removesuffix(". ")
         if self.as_they_are:
             return f"{why}{self.as_they_are} (docs/recordings.md)"
         own = [one for one, part in self._inside_of("") if self._hooks.projects(part) and "." not in one]
@@ -184,6 +186,18 @@ class Unlisted:
         fitting = [other for other in self._named if fits(other, pattern)]
         alike = all(self._found.get(other) == self._found.get(name) for other in fitting)
         return pattern if alike and name in fitting and name in self._found else name
+
+    @property
+    def notes(self) -> list[str]:
+        """Return lines on masks that had no effect, on rows that were not compared, and on what `beyond` says."""
+        idle = [f"{one} of {layer.name or 'the model itself'}" for layer in self.layers for one in sorted(layer.idle)]
+        bare = [layer for layer in self.layers if layer.without_key]
+        rows, names = sum(layer.without_key for layer in bare), [layer.name or "the model itself" for layer in bare]
+        return [
+            f"without effect as a mask in a recorded call: {listed(idle, 3)}" * bool(idle),
+            f"NaN, and not compared, are {rows} rows of queries without a key: {listed(names, 3)}" * bool(bare),
+            self.beyond,
+        ]
 
     @property
     def beyond(self) -> str:

@@ -188,8 +188,12 @@ class SeamCalls:
         self._calls.append((name, self._recorder.add(name, AT_SEAM.format(kind), call), call))
         self.read.setdefault(name, False)
 
-    def drop(self, name: str) -> None:
-        """Forget the calls inside a layer that was recorded with its projections, after giving them to `beside`."""
+    def drop(self, name: str) -> bool:
+        """Forget the calls inside a layer that was recorded with its projections; return whether it has any.
+
+        They are given to `beside` before.
+        """
+        before = len(self._waiting)
         for own, module, call in self._waiting:
             of_transformers = hasattr(getattr(module, "config", None), "_attn_implementation")
             if self._beside is not None and of_transformers and _inside(own, name):
@@ -197,6 +201,7 @@ class SeamCalls:
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for own in [own for own in self._refused if _inside(own, name)]:
             del self._refused[own]
+        return len(self._waiting) < before
 
     def keep(self, name: str) -> bool:
         """Record the function calls in a layer that can't be recorded with projections; return whether it has any."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.coverage import SHOWN, Coverage, Survey, UnreadWarning
+from mha.projections.between import STEP
 from mha.projections.layer import Part, ProjectedLayer
 from mha.projections.said import Projections, fits
 from mha.projections.unlisted import Unlisted
@@ -281,17 +282,20 @@ def capture(
         elif name not in unlisted.refused:
             try:
                 recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
-                seam.drop(name)
+                has_function = seam.drop(name)
                 if adapter.doubt:
                     where = f"{adapter.kind} at {name or 'the top'}"
                     cause = "`mha diagnose FILE` looks for the cause"
+                    cause += ". Without layers= the calls of its attention function are recorded" * has_function
                     unreadable.append(f"{where} is recorded, but {adapter.doubt}; {cause}")
             except SpecError as error:
-                if adapter.sure or adapter.settled is not None:
-                    raise
-                unlisted.refused[name] = str(error)  # found by names alone: it is a module that was not read
                 survey.settle(layer, known=False)
-                seam.keep(name)
+                kept = seam.keep(name)
+                if adapter.settled is not None or (adapter.sure and not (adapter.elsewhere and kept)):
+                    raise
+                if adapter.sure:
+                    seam.instead_of(name, str(error).removesuffix(f". {STEP}"))
+                unlisted.refused[name] = str(error)  # found by names alone: it is a module that was not read
         else:
             seam.keep(name)
 
@@ -373,7 +377,7 @@ def capture(
     if not (modules and all(layer.is_at_seam for layer in recorder.layers)):  # what stands around is recorded too
         refused = [why for name, why in unlisted.refused.items() if not seam.reads(name)]
         lines += [*refused, unlisted.as_they_are if refused else ""]
-        lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond]
+        lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), *unlisted.notes]
         lines.append("" if modules else seam.line)
         lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
