@@ -211,6 +211,10 @@ class SeamCalls:
             self._record(*one)
         return bool(inside)
 
+    def refuses(self, name: str) -> bool:
+        """Return whether a function call in the layer of this name could not be read."""
+        return any(_inside(own, name) for own in self._refused)
+
     def instead_of(self, name: str, why: str) -> None:
         """Note why a layer can't be recorded with its projections, for a report if its function calls aren't either."""
         self._instead.setdefault(name, why)

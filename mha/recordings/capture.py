@@ -290,7 +290,7 @@ def capture(
                     unreadable.append(f"{where} is recorded, but {adapter.doubt}; {cause}")
             except SpecError as error:
                 survey.settle(layer, known=False)
-                kept = seam.keep(name)
+                kept = seam.keep(name) or seam.refuses(name)
                 if adapter.settled is not None or (adapter.sure and not (adapter.elsewhere and kept)):
                     raise
                 if adapter.sure:
