@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -111,8 +112,13 @@ class Unlisted:
             return why.removesuffix(". ")
         if self.as_they_are:
             return f"{why}{self.as_they_are} (docs/recordings.md)"
-        own = [one for one, part in self._inside_of("") if self._hooks.projects(part) and "." not in one]
-        name = next(iter((*self.refused, *unread)), "NAME" if len(own) < 2 else "")
+        there = [one for one, part in self._inside_of("") if self._hooks.projects(part)]
+        if self._named and len(there) < 2 and not (self.refused or unread):
+            has = f"{there[0]!r} alone" if there else "none"
+            return (
+                f"{why}A class that is not listed is recorded by its projections, and it has {has} (docs/recordings.md)"
+            )
+        name = next(iter((*self.refused, *unread)), self._with_projections(there))
         found = self._found.get(name)
         says = found is not None and found.num_heads
         with suppress(SpecError):
@@ -127,6 +133,12 @@ class Unlisted:
             f"{why}A class that is not listed is recorded by its projections, if their names are said: "
             f"{self._line(name)}{lacks and ', with '}{lacks} (docs/recordings.md)"
         )
+
+    def _with_projections(self, there: list[str]) -> str:
+        """The name of the module that holds most of four projections; NAME, if several hold two or fewer."""
+        held = Counter(one.replace("/", ".").rpartition(".")[0] for one in there)
+        name = max(held, key=lambda one: min(held[one], 4), default="NAME")
+        return name if len(held) == 1 or held[name] > 2 else "NAME"
 
     @property
     def as_they_are(self) -> str:

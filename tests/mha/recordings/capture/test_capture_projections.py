@@ -498,3 +498,22 @@ def test_a_refusal_that_ends_in_a_dot_gets_no_second_one() -> None:
     with pytest.raises(SpecError, match=r"Got keys \(1, 6, 12\) beside .*\)\. A class") as refused, mha.capture(layer):
         layer(drawn(2, 4, 12), memory, memory)
     assert ".." not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            nn.Sequential(nn.Linear(12, 12), nn.Sequential(nn.ReLU(), Unnamed(tuple("abcd"), "kqvo"))),
+            r"\{'1.1': .*'a', 'b'",
+        ),
+        (nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), r"by its projections, and it has '1' alone \("),
+        (nn.Sequential(nn.ReLU()), r"by its projections, and it has none \("),
+    ],
+)
+def test_the_line_for_a_model_without_attention_by_name_says_what_was_found(model: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words), mha.capture(model):
+        pass
+    with pytest.raises(SpecError, match=words) as refused, mha.capture(model):
+        model(torch.ones(1, 2, 12 if len(model) == 2 and isinstance(model[0], nn.Linear) else 2))
+    assert "NAME" not in str(refused.value)
