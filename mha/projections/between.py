@@ -49,7 +49,8 @@ def uncalled(names: Collection[str]) -> str:
 
 def _names_in(kind: type, method: str) -> tuple[str, ...]:
     """The names in the code of a method of a class; none for anything else."""
-    code = getattr(inspect.unwrap(getattr(kind, method, None)), "__code__", None)
+    found = getattr(kind, method, None)
+    code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
     return () if code is None else (*code.co_names, *code.co_varnames)
 
 
