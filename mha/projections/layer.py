@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.coverage import HEADS, kind_of
-from mha.projections.readings import begins_right, distance, in_order, is_same, mask_readings
+from mha.projections.between import STEP, between, uncalled
+from mha.projections.readings import begins_right, distance, in_order, is_same, mask_readings, without_key
 from mha.projections.said import LINEN, MEANT, Projections
 from mha_core import AttentionInputs, AttentionMask, SpecError
 from mha_core.call.masks import allowed_keys
@@ -49,6 +51,9 @@ class Parts(Protocol):
     def as_array(self, value: Any) -> tuple[NDArray, str] | None:
         """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
 
+
+LIKE_MASK = re.compile("mask|pad|bias|valid|len", re.IGNORECASE)
+"""The names of arguments of which it is said if they had no effect."""
 
 COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads")
 """Attributes that hold the number of heads."""
@@ -93,6 +98,11 @@ class ProjectedLayer:
         taken: the reading that was taken of a call though the reference confirmed none; None if there was no such call.
         differs: whether a call was refused because the reference gives other numbers and `sure` is False. If `sure`,
             such a call is recorded, with a note of doubt.
+        elsewhere: whether a call was refused because projections don't show what the layer computes: its attention
+            function may.
+        told: whether a refusal says itself what to do.
+        idle: the arguments that look like masks, and had no effect in a call.
+        without_key: how many rows of queries without a key are NaN, and were not compared.
 
     Raises:
         SpecError: there is no projection of such a name, or nothing says how many heads there are.
@@ -129,7 +139,9 @@ class ProjectedLayer:
         self.taken: _Reading | None = None
         self.doubt = ""
         self.differs = False
-        self.beyond = False
+        self.beyond = self.elsewhere = self.told = False
+        self.idle: set[str] = set()
+        self.without_key = 0
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         """Return the one reading of a call that the reference confirms. SpecError if there is none, or more than one.
@@ -140,36 +152,49 @@ class ProjectedLayer:
         calls = {name: list(part.calls) for name, part in self.parts.items()}
         for part in self.parts.values():
             part.calls.clear()
+        silent = [name for name, seen in calls.items() if not seen]
+        if silent:
+            self.elsewhere = self.told = True
+            raise SpecError(f"{uncalled(silent)}. {STEP}")
         for name, seen in calls.items():
             if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
                 raise SpecError(f"its projection {name!r} was called {len(seen)} {OFTEN}")
-        found: list[tuple[_Reading, ReadCall]] = []
+        found: list[tuple[_Reading, ReadCall, int]] = []
+        tried, used = set[str](), set[str]()
         refused, near = "", dict[_Reading, tuple[float, str, ReadCall]]()
         for reading in self._readings():
             try:
                 read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
+                masks = list(self._masks(read, arguments))
             except SpecError as error:
                 refused = refused or str(error)
                 continue
-            masks = list(self._masks(read, arguments))
-            for mask in masks:
+            tried |= {name for name, _ in masks}
+            for name, mask in masks:
                 call = read._replace(inputs=replace(read.inputs, mask=mask))
-                if any(is_same(call, other) for _, other in found):
+                if any(is_same(call, other) for _, other, _ in found):
+                    used.add(name)
                     continue
-                off, words = distance(call)
-                reason = words if off > NEAR else self.judge(self.name, call)
+                judged, rows = without_key(call)
+                off, words = distance(judged)
+                reason = words if off > NEAR else self.judge(self.name, judged)
                 # A causal layer whose scores are wrong gives its first query the first value all the same.
-                unlikely = self.said.causal is None and mask.causal and not begins_right(call)
-                unused = _source(mask) is None and any(map(_source, masks))
+                unlikely = self.said.causal is None and mask.causal and not begins_right(judged)
+                unused = _source(mask) is None and any(_source(one) for _, one in masks)
                 odd = (not reading.batch_first) + unused + _empties(mask, call)
                 far = off * UNUSUAL**odd
                 if not unlikely and (reading not in near or far < near[reading][0]):  # a NaN is infinitely far off
                     near[reading] = far, reason or words, call
                 if reason is None:
-                    found.append((reading, call))
+                    found.append((reading, call, rows))
+                    used.add(name)
         closest = self._closest(near)
         words = refused if closest is None else near[closest][1]
-        scale = self._other_scale(near[closest][2]) if closest is not None and not found else ""
+        scale = ""
+        if closest is not None and not found:
+            scale = self._other_scale(near[closest][2]) or self._unmasked(near[closest][2])
+            if not scale:
+                self._refuse_others(layer, arguments)
         if not found and self.sure and closest is not None:
             self.doubt = f"it differs from its own weights: {scale}{words}"
             self._look_beyond(output, calls[self.said.output][0][1])
@@ -180,13 +205,28 @@ class ProjectedLayer:
             return call._replace(assumed=assumed)
         if not found:
             self.differs = closest is not None
+            if closest is None:
+                raise SpecError(refused or "no reading of its arguments could be compared with the reference")
             raise SpecError(f"it does not compute the definition from these projections: {scale}{words}")
         if len(found) > 1:
-            said = " and ".join(_words(reading, call) for reading, call in found[:2])
+            said = " and ".join(_words(reading, call) for reading, call, _ in found[:2])
             raise SpecError(f"its call fits more than one reading ({said}); say which, or record a longer call")
-        self.settled, call = found[0]
+        self.settled, call, rows = found[0]
+        self.without_key += rows
+        self.idle |= {name for name in tried - used if self.said.mask == name or LIKE_MASK.search(name)}
         self._look_beyond(output, calls[self.said.output][0][1])
         return call
+
+    def _refuse_others(self, layer: Any, arguments: Mapping[str, Any]) -> None:
+        """SpecError if what tells a call from the reference is known not to be a fault: chance, a norm or a turn."""
+        if hasattr(self.hooks, "is_random") and self.hooks.is_random(layer, arguments):
+            self.told, training = True, getattr(layer, "training", False)
+            why = "it is in training: call model.eval()" if training else "model.eval() does not switch its dropout off"
+            raise SpecError(f"it is random: asked again with the same arguments, it gives other numbers ({why})")
+        parts = between(layer, self.hooks.modules_in(layer))
+        if parts:
+            self.elsewhere = self.told = True
+            raise SpecError(f"its queries or keys pass {parts}, which mha.Projections does not say. {STEP}")
 
     def _closest(self, near: Mapping[_Reading, tuple[float, str, ReadCall]]) -> _Reading | None:
         """Return the nearest reading, but that of another layer of this class before all others: a class has one."""
@@ -203,6 +243,14 @@ class ProjectedLayer:
             if self.judge(self.name, call._replace(config=replace(call.config, scale=scale))) is None:
                 what = f"they are {words}, where sqrt({width}) is due (if that is meant, say scale={scale:.6g})"
                 return f"its scores alone differ: {what}; "
+        return ""
+
+    def _unmasked(self, call: ReadCall) -> str:
+        """Return that the mask that was said has no effect, as words that end in "; "; "" if it has one."""
+        for causal in (False, True) if self.said.mask is not None else ():
+            bare = call._replace(inputs=replace(call.inputs, mask=AttentionMask(causal=causal)))
+            if self.judge(self.name, bare) is None:
+                return f"its {self.said.mask} has no effect: without it, the reference gives its numbers; "
         return ""
 
     def _assumed(self, reading: _Reading, call: ReadCall, arguments: Mapping[str, Any]) -> str:
@@ -281,9 +329,9 @@ class ProjectedLayer:
                     weights[f"{role}_proj.{kind}"] = piece
         return weights, one_dtype(dtypes)
 
-    def _masks(self, call: ReadCall, arguments: Mapping[str, Any]) -> Iterator[AttentionMask]:
-        """The masks that the call may have had: none, and each reading of an argument; causal or not."""
-        sources: list[dict[str, Any]] = [{}] if self.said.mask is None else []
+    def _masks(self, call: ReadCall, arguments: Mapping[str, Any]) -> Iterator[tuple[str, AttentionMask]]:
+        """The masks that the call may have had, by argument: "" for none, and its readings; causal or not."""
+        sources: list[tuple[str, dict[str, Any]]] = [("", {})] if self.said.mask is None else []
         if self.said.mask is not None and self.said.mask not in arguments:
             raise SpecError(f"it has no argument {self.said.mask!r} (it has: {', '.join(arguments)})")
         sizes = call.inputs.check(call.config)
@@ -291,12 +339,17 @@ class ProjectedLayer:
         for name, value in arguments.items():
             if self.said.mask in (None, name):
                 held = self.hooks.as_array(value)
-                sources += (
-                    [{}] if held is None and self.said.mask == name else mask_readings(held, full, self.said.mask_hides)
-                )
+                found = mask_readings(held, full, self.said.mask_hides)
+                if self.said.mask == name and not found:
+                    if held is not None:
+                        raise SpecError(
+                            f"its {name} {held[1]} {held[0].shape} can't be a mask of (B, H, Lq, Lk) {full}"
+                        )
+                    found = [{}]
+                sources += [(name, one) for one in found]
         for causal in (False, True) if self.said.causal is None else (self.said.causal,):
-            for source in sources:
-                yield AttentionMask(**source, causal=causal)
+            for name, source in sources:
+                yield name, AttentionMask(**source, causal=causal)
 
 
 def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *, by_head: bool) -> list[NDArray]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from conformance.judging.distance import worst
 from mha_core import SpecError, reference
+from mha_core.call.masks import allowed_keys
 from mha_core.capture import ReadCall
 
 
@@ -67,6 +68,25 @@ def distance(call: ReadCall) -> tuple[float, str]:
     at = ", ".join(map(str, found.index))
     words = f"output[{at}] is {given[found.index]:.6g}, and the reference gives {wanted[found.index]:.6g}"
     return found.ratio, words
+
+
+def without_key(call: ReadCall) -> tuple[ReadCall, int]:
+    """Return a call with the reference's numbers in rows that are NaN and have no key; and how many these are.
+
+    In the definition their output is the bias of the output projection; a softmax of -inf alone gives NaN.
+    """
+    given = call.outputs["output"]
+    rows = np.isnan(given).all(axis=-1)
+    if not rows.any():
+        return call, 0
+    found = reference.run(call.config, call.weights, call.inputs)
+    assert found.output is not None
+    sizes = call.inputs.check(call.config)
+    rows &= ~allowed_keys(call.inputs.mask, sizes, call.config.num_heads).any(axis=-1).all(axis=1)
+    if found.output.shape != given.shape:
+        return call, 0
+    output = np.where(rows[..., None], found.output, given).astype(given.dtype)
+    return call._replace(outputs={**call.outputs, "output": output}), int(rows.sum())
 
 
 def begins_right(call: ReadCall) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from mha.coverage import roles_of
 from mha_core import SpecError
@@ -34,6 +36,16 @@ def causal_otherwise(assumed: str) -> str:
         (assumed.replace(f"causal={own}", f"causal={not own}") for own in (True, False) if f"causal={own}" in assumed),
         "",
     )
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Return whether a layer's name fits a pattern, whose wildcards stop at the dots (in Flax, slashes) of names.
+
+    >>> fits("blocks.0.attn", "blocks.*.attn"), fits("blocks.0.adapter.attn", "blocks.*.attn")
+    (True, False)
+    """
+    own, wanted = (re.split("[./]", one) for one in (name, pattern))
+    return len(own) == len(wanted) and all(map(fnmatchcase, own, wanted))
 
 
 LINEN = (

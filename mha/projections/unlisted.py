@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mha import rotary
 from mha.coverage import kind_of
 from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, around, heads_of
-from mha.projections.said import Projections, found_by_name
+from mha.projections.said import Projections, fits, found_by_name
 from mha_core import SpecError
 from mha_core.errors import listed
 from mha_core.files.mistaken import without_forward
@@ -72,7 +72,7 @@ class Unlisted:
         Raises:
             SpecError: the user named its projections, but they don't allow recording it.
         """
-        said = next((one for pattern, one in self._said.items() if fnmatchcase(name, pattern)), None)
+        said = next((one for pattern, one in self._said.items() if fits(name, pattern)), None)
         inside = _inside(self._hooks, module)
         found = said or found_by_name([own for own, part in inside if self._hooks.projects(part)])
         if found is None or (said is None and any(self._is_known(part) for _, part in inside)):
@@ -103,15 +103,22 @@ class Unlisted:
         """Return why nothing was recorded, and what to add to the call. `unread`: names of attention-like modules."""
         if self.turning:
             return next(iter(self.turning.values()))
-        why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
+        why = f"{next(iter(self.refused.values())).removesuffix('.')}. " if self.refused else ""
         missing = without_forward(self._target)
         why += f"{missing}. " if missing else ""
         if OFTEN in why:
             return f"{why}Call it once for each call of the layer, and take its rows apart (docs/recordings.md)"
+        if next((layer.told for layer in self.layers if layer.name in self.refused), False):
+            return why.removesuffix(". ")
         if self.as_they_are:
             return f"{why}{self.as_they_are} (docs/recordings.md)"
-        own = [one for one, part in self._inside_of("") if self._hooks.projects(part) and "." not in one]
-        name = next(iter((*self.refused, *unread)), "NAME" if len(own) < 2 else "")
+        there = [one for one, part in self._inside_of("") if self._hooks.projects(part)]
+        if self._named and len(there) < 2 and not (self.refused or unread):
+            has = f"{there[0]!r} alone" if there else "none"
+            return (
+                f"{why}A class that is not listed is recorded by its projections, and it has {has} (docs/recordings.md)"
+            )
+        name = next(iter((*self.refused, *unread)), self._with_projections(there))
         found = self._found.get(name)
         says = found is not None and found.num_heads
         with suppress(SpecError):
@@ -126,6 +133,12 @@ class Unlisted:
             f"{why}A class that is not listed is recorded by its projections, if their names are said: "
             f"{self._line(name)}{lacks and ', with '}{lacks} (docs/recordings.md)"
         )
+
+    def _with_projections(self, there: list[str]) -> str:
+        """The name of the module that holds most of four projections; NAME, if several hold two or fewer."""
+        held = Counter(one.replace("/", ".").rpartition(".")[0] for one in there)
+        name = max(held, key=lambda one: min(held[one], 4), default="NAME")
+        return name if len(held) == 1 or held[name] > 2 else "NAME"
 
     @property
     def as_they_are(self) -> str:
@@ -182,9 +195,21 @@ class Unlisted:
     def _alike(self, name: str) -> str:
         """A pattern for this layer and all others of its place in other blocks, if what is found holds for them all."""
         pattern = re.sub(r"\d+", "*", name)
-        fitting = [other for other in self._named if fnmatchcase(other, pattern)]
+        fitting = [other for other in self._named if fits(other, pattern)]
         alike = all(self._found.get(other) == self._found.get(name) for other in fitting)
         return pattern if alike and name in fitting and name in self._found else name
+
+    @property
+    def notes(self) -> list[str]:
+        """Return lines on masks that had no effect, on rows that were not compared, and on what `beyond` says."""
+        idle = [f"{one} of {layer.name or 'the model itself'}" for layer in self.layers for one in sorted(layer.idle)]
+        bare = [layer for layer in self.layers if layer.without_key]
+        rows, names = sum(layer.without_key for layer in bare), [layer.name or "the model itself" for layer in bare]
+        return [
+            f"without effect as a mask in a recorded call: {listed(idle, 3)}" * bool(idle),
+            f"NaN, and not compared, are {rows} rows of queries without a key: {listed(names, 3)}" * bool(bare),
+            self.beyond,
+        ]
 
     @property
     def beyond(self) -> str:

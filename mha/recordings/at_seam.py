@@ -1,9 +1,8 @@
 """Calls at the seam: calls of attention functions, which `mha.capture` records in layers it can't read otherwise."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ class SeamCalls:
         target: the model.
         recorder: the Recorder of the calls.
         survey: the Survey that notes which modules are read at the seam.
-        layers: patterns of the names of layers to record.
+        asked: whether the layer of a name is to be recorded.
         beside: the Recorder of such calls inside layers that are recorded with their projections too (in models of
             transformers); None: these calls are dropped.
 
@@ -128,10 +127,10 @@ class SeamCalls:
         target: Any,
         recorder: Recorder,
         survey: Survey,
-        layers: Iterable[str],
+        asked: Callable[[str], bool],
         beside: Recorder | None = None,
     ) -> None:
-        self._hooks, self._target, self._recorder, self._survey, self._layers = hooks, target, recorder, survey, layers
+        self._hooks, self._target, self._recorder, self._survey, self._asked = hooks, target, recorder, survey, asked
         self._beside = beside
         self._waiting: list[tuple[str, Any, ReadCall]] = []
         self._calls: list[tuple[str, RecordedCall, ReadCall]] = []
@@ -155,7 +154,7 @@ class SeamCalls:
         """
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
-            if not self._paused and any(fnmatchcase(name, pattern) for pattern in self._layers):
+            if not self._paused and self._asked(name):
                 self._note(name, module, handover, chosen())
 
         with intercepted(self._hooks, self._target, lambda call: call.recorded(seen)):
@@ -189,8 +188,12 @@ class SeamCalls:
         self._calls.append((name, self._recorder.add(name, AT_SEAM.format(kind), call), call))
         self.read.setdefault(name, False)
 
-    def drop(self, name: str) -> None:
-        """Forget the calls inside a layer that was recorded with its projections, after giving them to `beside`."""
+    def drop(self, name: str) -> bool:
+        """Forget the calls inside a layer that was recorded with its projections; return whether it has any.
+
+        They are given to `beside` before.
+        """
+        before = len(self._waiting)
         for own, module, call in self._waiting:
             of_transformers = hasattr(getattr(module, "config", None), "_attn_implementation")
             if self._beside is not None and of_transformers and _inside(own, name):
@@ -198,6 +201,7 @@ class SeamCalls:
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for own in [own for own in self._refused if _inside(own, name)]:
             del self._refused[own]
+        return len(self._waiting) < before
 
     def keep(self, name: str) -> bool:
         """Record the function calls in a layer that can't be recorded with projections; return whether it has any."""
@@ -206,6 +210,10 @@ class SeamCalls:
         for one in inside:
             self._record(*one)
         return bool(inside)
+
+    def refuses(self, name: str) -> bool:
+        """Return whether a function call in the layer of this name could not be read."""
+        return any(_inside(own, name) for own in self._refused)
 
     def instead_of(self, name: str, why: str) -> None:
         """Note why a layer can't be recorded with projections, to be reported if it has no function calls either."""

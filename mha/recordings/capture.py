@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.coverage import SHOWN, Coverage, Survey, UnreadWarning
+from mha.projections.between import STEP
 from mha.projections.layer import Part, ProjectedLayer
-from mha.projections.said import Projections
+from mha.projections.said import Projections, fits
 from mha.projections.unlisted import Unlisted
 from mha.recordings.at_seam import SeamCalls
 from mha.recordings.ends import Ends
@@ -172,7 +173,7 @@ def capture(
             nnx) or Gluon.
         path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
         layers: names of the layers to record; wildcards work; None: all. For layers of unlisted classes a mapping: name
-            of a layer -> its `mha.Projections`; each of their calls is compared with the reference.
+            of a layer (`*` stops at dots) -> its `mha.Projections`; each of their calls is compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
             target itself are always recorded: by them `mha where` judges what comes after the last attention layer.
         overwrite: whether an existing file may be replaced.
@@ -230,7 +231,7 @@ def capture(
         if part is not None:
             return part
         adapter = known(module)
-        asked = any(fnmatchcase(name, pattern) for pattern in layers)
+        asked = is_asked(name)
         if asked and (adapter is None or said):
             projected = unlisted.choose(name, module)
             if projected is not None:
@@ -281,21 +282,28 @@ def capture(
         elif name not in unlisted.refused:
             try:
                 recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
-                seam.drop(name)
+                has_function = seam.drop(name)
                 if adapter.doubt:
                     where = f"{adapter.kind} at {name or 'the top'}"
                     cause = "`mha diagnose FILE` looks for the cause"
+                    cause += ". Without layers= the calls of its attention function are recorded" * has_function
                     unreadable.append(f"{where} is recorded, but {adapter.doubt}; {cause}")
             except SpecError as error:
-                if adapter.sure or adapter.settled is not None:
-                    raise
-                unlisted.refused[name] = str(error)  # found by names alone: it is a module that was not read
                 survey.settle(layer, known=False)
-                seam.keep(name)
+                kept = seam.keep(name) or seam.refuses(name)
+                if adapter.settled is not None or (adapter.sure and not (adapter.elsewhere and kept)):
+                    raise
+                if adapter.sure:
+                    seam.instead_of(name, str(error).removesuffix(f". {STEP}"))
+                unlisted.refused[name] = str(error)  # found by names alone: it is a module that was not read
         else:
             seam.keep(name)
 
     said = layers if isinstance(layers, Mapping) else {}
+
+    def is_asked(name: str) -> bool:
+        return any((fits if said else fnmatchcase)(name, pattern) for pattern in layers)
+
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
@@ -303,7 +311,7 @@ def capture(
     if recorder.ends is not None:
         recorder.ends.layers = unlisted.layers
     beside = Capture(hooks, survey, None, (), modules=True) if modules else None
-    seam = SeamCalls(hooks, target, recorder, survey, layers, beside)
+    seam = SeamCalls(hooks, target, recorder, survey, is_asked, beside)
     none_found: NoneFoundError | None = None
 
     def check_asked() -> None:
@@ -354,7 +362,9 @@ def capture(
     unreadable += seam.refusals
     if modules and not recorder.calls:
         if unreadable:
-            warnings.warn("; ".join(dict.fromkeys(unreadable)), UnreadWarning, stacklevel=3)
+            warnings.warn(
+                "; ".join(line.removesuffix(".") for line in dict.fromkeys(unreadable)), UnreadWarning, stacklevel=3
+            )
         return
     if not recorder.calls:
         nothing()
@@ -367,13 +377,13 @@ def capture(
     if not (modules and all(layer.is_at_seam for layer in recorder.layers)):  # what stands around is recorded too
         refused = [why for name, why in unlisted.refused.items() if not seam.reads(name)]
         lines += [*refused, unlisted.as_they_are if refused else ""]
-        lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond]
+        lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), *unlisted.notes]
         lines.append("" if modules else seam.line)
         lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")
     if lines:
-        warnings.warn("; ".join(lines), UnreadWarning, stacklevel=3)
+        warnings.warn("; ".join(line.removesuffix(".") for line in lines), UnreadWarning, stacklevel=3)
     if path is not None and not modules:
         recording.save(path, overwrite=overwrite)
 

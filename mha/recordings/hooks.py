@@ -91,6 +91,14 @@ ENTRY_POINT_GROUP = "mha.capture"
 Call = ReadCall
 """The public name of what an adapter's `read` returns."""
 
+_IN_NNX = (
+    "Call {call} in a module of Flax (class Held(nnx.Module): def __call__(self, x): ...), and give that: the calls of "
+    "jax.nn.dot_product_attention in it are recorded, outside of jit and vmap (docs/seam.md). For a layer with its own "
+    "softmax, `mha check --new mine.py --framework jax` writes a file to put it into"
+)
+JAX_ONLY = {"equinox": _IN_NNX.format(call="it"), "haiku": _IN_NNX.format(call="transform(...).apply")}
+"""Library on JAX without hooks -> what to do."""
+
 _registered: list[Adapter] = []
 
 
@@ -147,6 +155,9 @@ def hooks_of(target: Any) -> Hooks:
         hooks = found.get(cls.__module__.split(".")[0])
         if hooks is not None:
             return cast(Hooks, hooks.load())
+    other = next((one for cls in type(target).__mro__ if (one := cls.__module__.split(".")[0]) in JAX_ONLY), None)
+    if other is not None:
+        raise SpecError(f"mha.capture does not read modules of {other}. {JAX_ONLY[other]}")
     raise SpecError(
         f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}. Anything "
         "else writes its calls as plain arrays (docs/where.md, Functions, and anything else)"

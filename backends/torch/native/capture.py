@@ -1,5 +1,6 @@
 """Hooks on PyTorch's modules for `mha.capture`, and adapters that read the calls of attention layers."""
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -70,6 +71,32 @@ def _is_transposed(module: Any) -> bool:
 def as_array(value: Any) -> tuple[NDArray, str] | None:
     """Return a NumPy copy of a tensor and the name of its dtype; None for anything else."""
     return (_array(value), str(value.dtype).removeprefix("torch.")) if isinstance(value, Tensor) else None
+
+
+def is_random(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a module is random: a copy of it gives the same for one seed twice, and else for another.
+
+    A module or arguments that can't be copied or asked again are not random.
+    """
+    inside = set(module.modules()) - {module}  # its own hooks are running
+    for watched in _WATCHED:
+        watched.detach(inside)
+    try:
+        asked = [copy.deepcopy((module, dict(arguments))) for _ in range(3)]
+        devices = {tensor.device for tensor in module.parameters() if tensor.is_cuda}
+        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+            found = []
+            for seed, (one, given) in zip((0, 0, 1), asked, strict=True):
+                torch.manual_seed(seed)
+                output = one.forward(**given)
+                found.append(output[0] if isinstance(output, tuple) else output)
+        first, again, other = found
+        return torch.equal(first, again) and not torch.equal(first, other)
+    except Exception:  # of somebody's module, which may not be made for this
+        return False
+    finally:
+        for watched in _WATCHED:
+            watched.attach(inside)
 
 
 def _holds(module: nn.Module) -> bool:

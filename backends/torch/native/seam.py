@@ -1,4 +1,7 @@
-"""The seam in PyTorch: calls of `scaled_dot_product_attention` inside a model, by whatever name it is called."""
+"""The seam in PyTorch: calls of `scaled_dot_product_attention` inside a model, by whatever name it is called.
+
+That includes those which `multi_head_attention_forward` makes, where a layer calls this with parameters of its own.
+"""
 
 import inspect
 import sys
@@ -6,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -68,14 +72,37 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        if func is F.multi_head_attention_forward and not _parts:
+            return self._inside(func, args, given)
         if func is not F.scaled_dot_product_attention or _parts:
             return func(*args, **given)
+        return self._taken(func, args, given, _of_sdpa)
+
+    def _inside(self, func: Any, args: Any, given: Any) -> Any:
+        """Run `multi_head_attention_forward`, and take the call of the attention function in it.
+
+        No mode is active in there. With `need_weights` it has a softmax of its own: the call is reported as not read.
+        """
+        if inspect.signature(func).bind(*args, **given).arguments.get("need_weights", True):
+            return self._taken(func, args, given, _without_function)
+        attend = F.scaled_dot_product_attention
+
+        def taken(*args: Any, **given: Any) -> Any:
+            if _parts:
+                return attend(*args, **given)
+            with as_a_part():
+                return self._taken(attend, args, given, _of_sdpa)
+
+        with mock.patch.object(F, attend.__name__, taken):
+            return func(*args, **given)
+
+    def _taken(self, func: Any, args: Any, given: Any, read: Callable[..., Callable[[Any], Handover]]) -> Any:
         name, module = caller(lambda one: self._names.get(id(one)), sys._getframe(1))
         return self._handle(
             AttentionCall(
                 name,
                 module,
-                read=lambda: _of_sdpa(args, given),
+                read=lambda: read(args, given),
                 run=lambda: func(*args, **given),
                 give=lambda output: _as_output(output, _ARGUMENTS.bind(*args, **given).arguments["query"]),
             )
@@ -105,6 +132,13 @@ def to_output(array: NDArray, query: Tensor) -> Tensor:
 def _as_output(array: NDArray, query: Tensor) -> Tensor:
     output = to_output(array, query)
     return output[:, 0] if query.dim() == 3 else output
+
+
+def _without_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Handover]:
+    raise SpecError(
+        "multi_head_attention_forward(..., need_weights=True) computes its weights itself, and calls no attention "
+        "function; say need_weights=False, and its call is read"
+    )
 
 
 def _of_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Handover]:

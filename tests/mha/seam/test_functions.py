@@ -100,6 +100,43 @@ class TestTorch:
         ):
             captured(attention(), lambda: attention()(x))
 
+    @pytest.mark.parametrize("said", [False, True])
+    def test_parameters_handed_to_multi_head_attention_forward_are_read_in_it(self, said):
+        import torch
+
+        class Functional(torch.nn.Module):
+            def __init__(self, need_weights):
+                super().__init__()
+                self.q_proj, self.k_proj, self.v_proj, self.o_proj = (torch.nn.Linear(12, 12) for _ in range(4))
+                self.num_heads, self.need_weights = H, need_weights
+
+            def forward(self, x, padding):
+                own = {f"{one}_proj_weight": getattr(self, f"{one}_proj").weight for one in "qkv"}
+                bias = torch.cat([self.q_proj.bias, self.k_proj.bias, self.v_proj.bias])
+                last, settings = self.o_proj, {"training": False, "need_weights": self.need_weights}
+                rest = 12, H, None, bias, None, None, False, 0.0, last.weight, last.bias
+                settings |= {"use_separate_proj_weight": True, "key_padding_mask": padding}
+                return torch.nn.functional.multi_head_attention_forward(x, x, x, *rest, **settings, **own)[0]
+
+        x, padding = torch.randn(LQ, B, 12), torch.arange(LQ) >= torch.tensor([[LQ], [3]])
+        layers = {"": mha.Projections("q_proj", "k_proj", "v_proj", "o_proj")} if said else ("*",)
+        model = Functional(False).eval()
+        with torch.no_grad(), warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always", UnreadWarning)
+            wanted = model(x, padding)
+            with mha.capture(model, layers=layers) as seen:
+                found = model(x, padding)
+        assert torch.equal(found, wanted)
+        (call,), (layer,) = seen.recording.calls, seen.recording.layers
+        assert layer.is_at_seam
+        assert layer.config.num_heads == H
+        assert np.array_equal(call.inputs.mask.allowed[:, 0, 0], ~padding.numpy())
+        assert {result.status for result in judge_recording(seen.recording)} == {"equal"}
+        assert "recorded at the attention function" in str(heard[0].message)
+        refused, words = Functional(True).eval(), "computes its weights itself, .*; say need_weights=False"
+        with pytest.raises(SpecError, match=words), torch.no_grad(), mha.capture(refused, layers=layers):
+            refused(x, padding)
+
     def test_other_layers_than_those_asked_for_are_left(self, attention):
         import torch
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mha
+from mha.coverage import UnreadWarning
 from mha_core import SpecError
 from tests.mha.recordings.capture.live_calls import LK, LQ, B, assert_equal, masks, numbers, some
 
@@ -107,3 +108,30 @@ def test_nnx_containers_are_looked_into(jax):
     with mha.capture(model) as seen:
         model(numbers(B, LQ, 12))
     assert assert_equal(seen.recording).names == ("own/0", "own/1", "more/layers/1", "named/last")
+
+
+@pytest.mark.parametrize(("library", "call"), [("equinox._module", "Call it in"), ("haiku._src", "Call transform")])
+def test_models_of_libraries_without_hooks_get_the_next_step_and_it_works(jax, library, call):
+    """Neither is installed here: a class of such a module stands for them."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    class Model:
+        def __call__(self, x):
+            q, k, v = jnp.split(x.reshape(*x.shape[:-1], 9, 4), 3, axis=-2)
+            return jax.nn.dot_product_attention(q, k, v)
+
+    Model.__module__ = library
+    with (
+        pytest.raises(SpecError, match=rf"{library.split('.')[0]}\. {call}.*class Held\(nnx.Module\)"),
+        mha.capture(Model()),
+    ):
+        pass
+
+    class Held(nnx.Module):
+        def __call__(self, x):
+            return Model()(x)
+
+    with pytest.warns(UnreadWarning, match="recorded at the attention function"), mha.capture(held := Held()) as seen:
+        held(jnp.linspace(-1.0, 1.0, 2 * 5 * 36).reshape(2, 5, 36))
+    assert seen.recording.layers[0].is_at_seam

@@ -481,3 +481,39 @@ def test_layers_of_a_class_that_nothing_confirms_are_taken_to_have_one_layout() 
             layer(drawn(2, 9, 48))
     assert len({call.assumed for call in seen.recording.calls}) == 1
     assert {len(call.inputs.queries) for call in seen.recording.calls} == {2}
+
+
+def test_a_wildcard_stops_at_dots_where_projections_are_said() -> None:
+    block = nn.ModuleDict({"attn": Timm(12, 4), "adapter": nn.ModuleDict({"attn": Nano(12, 3)})})
+    model = made(nn.ModuleDict({"blocks": nn.ModuleList([block])}))
+    model.forward = lambda x: block["adapter"]["attn"](block["attn"](x))
+    with mha.capture(model, layers={"blocks.*.attn": mha.Projections(*3 * ["qkv"], "proj")}) as seen:
+        model(drawn(2, 5, 12))
+    assert [one.name for one in seen.recording.layers] == ["blocks.0.attn"]
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+def test_a_refusal_that_ends_in_a_dot_gets_no_second_one() -> None:
+    layer, memory = made(Annotated(3, 12)), drawn(1, 6, 12)  # one item of keys for both of queries
+    with pytest.raises(SpecError, match=r"Got keys \(1, 6, 12\) beside .*\)\. A class") as refused, mha.capture(layer):
+        layer(drawn(2, 4, 12), memory, memory)
+    assert ".." not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            nn.Sequential(nn.Linear(12, 12), nn.Sequential(nn.ReLU(), Unnamed(tuple("abcd"), "kqvo"))),
+            r"\{'1.1': .*'a', 'b'",
+        ),
+        (nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), r"by its projections, and it has '1' alone \("),
+        (nn.Sequential(nn.ReLU()), r"by its projections, and it has none \("),
+    ],
+)
+def test_the_line_for_a_model_without_attention_by_name_says_what_was_found(model: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words), mha.capture(model):
+        pass
+    with pytest.raises(SpecError, match=words) as refused, mha.capture(model):
+        model(torch.ones(1, 2, 12 if len(model) == 2 and isinstance(model[0], nn.Linear) else 2))
+    assert "NAME" not in str(refused.value)
