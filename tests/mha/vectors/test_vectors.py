@@ -20,7 +20,7 @@ from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
 from mha.vectors import write
 from mha.vectors.judge import Folder, judge
-from mha.vectors.table import SMALL, all_vectors, chosen
+from mha.vectors.table import SMALL, all_vectors, chosen, features_of
 from mha.vectors.tensors import from_file, to_bytes
 from tests.mha.vectors import answers_of, write_answers
 
@@ -120,6 +120,15 @@ def test_bytes_and_back(tmp_path):
 def test_the_small_set_names_vectors():
     some = chosen(small=True)[0]
     assert len(some) == sum(len(names.split()) for names in SMALL.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "has"), [("rotary", []), ("rotary-llama3", ["rotary_rule"]), ("rotary-axes", ["rotary_sections"])]
+)
+def test_a_rule_and_sections_of_rotary_positions_are_features(case, has):
+    problem = chosen((f"heads-{case}-float32",))[0][0].problem
+    found = features_of(problem, np.ones((1, 1, 1, 1), np.bool_))
+    assert [name for name in found if name.startswith("rotary")] == ["rotary", *has]
 
 
 def test_an_unknown_vector_and_dtype(tmp_path):
