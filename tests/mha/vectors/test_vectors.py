@@ -307,13 +307,16 @@ def test_the_standard_set_and_the_small_one(tmp_path):
     assert size <= 40e6
     assert small <= 3e6
 
-    def revealed(name: str, dtypes: tuple[str, ...]) -> set[int]:
+    def revealed(name: str, dtypes: tuple[str, ...], by: tuple[str, ...] = ("output", "gradients")) -> set[int]:
         rows = Folder(tmp_path / name).rows
-        return {bug for row in rows if row["dtype"] in dtypes for some in row["reveals"].values() for bug in some}
+        return {bug for row in rows if row["dtype"] in dtypes for kind in by for bug in row["reveals"][kind]}
 
     everything = revealed("standard", ("float64", "float32", "float16", "bfloat16"))
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     assert {bugs[number].id for number in set(range(len(bugs))) - everything} == {"dropout-in-returned-weights"}
     assert revealed("small", ("float32",)) == revealed("standard", ("float32",))
+    of_output, of_all = (len(revealed("small", ("float32",), by)) for by in (("output",), ("output", "gradients")))
+    page = " ".join((Path(__file__).parents[3] / "docs/vectors.md").read_text().split())
+    assert f"of {len(bugs)}, by the output alone {of_output}, and with the gradients {of_all}." in page
     answers = write_answers(tmp_path / "answers", answers_of(tmp_path / "standard"))
     assert not judge(Folder(tmp_path / "standard"), answers).of("differs", "refused", "not answered")
