@@ -85,6 +85,7 @@ def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
     inputs = problem.inputs
     found = set(Setting.of(problem).has) - {"bare", "heads"}
     found |= {"query_offset"} if inputs.mask.has_positions and np.any(np.asarray(inputs.mask.query_offset)) else set()
+    found |= {f"rotary_{name}" for name in ("rule", "sections") if getattr(problem.config.rotary, name, None)}
     found |= set() if where.any(axis=-1).all() else {"empty_rows"}
     given = (array for name, array in inputs.leaves().items() if name != "bias")
     found |= set() if all(np.isfinite(array).all() for array in given) else {"not_finite"}

@@ -20,7 +20,7 @@ from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
 from mha.vectors import write
 from mha.vectors.judge import Folder, judge
-from mha.vectors.table import SMALL, all_vectors, chosen
+from mha.vectors.table import SMALL, all_vectors, chosen, features_of
 from mha.vectors.tensors import from_file, to_bytes
 from tests.mha.vectors import answers_of, write_answers
 
@@ -120,6 +120,15 @@ def test_bytes_and_back(tmp_path):
 def test_the_small_set_names_vectors():
     some = chosen(small=True)[0]
     assert len(some) == sum(len(names.split()) for names in SMALL.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "has"), [("rotary", []), ("rotary-llama3", ["rotary_rule"]), ("rotary-axes", ["rotary_sections"])]
+)
+def test_a_rule_and_sections_of_rotary_positions_are_features(case, has):
+    problem = chosen((f"heads-{case}-float32",))[0][0].problem
+    found = features_of(problem, np.ones((1, 1, 1, 1), np.bool_))
+    assert [name for name in found if name.startswith("rotary")] == ["rotary", *has]
 
 
 def test_an_unknown_vector_and_dtype(tmp_path):
@@ -298,13 +307,16 @@ def test_the_standard_set_and_the_small_one(tmp_path):
     assert size <= 40e6
     assert small <= 3e6
 
-    def revealed(name: str, dtypes: tuple[str, ...]) -> set[int]:
+    def revealed(name: str, dtypes: tuple[str, ...], by: tuple[str, ...] = ("output", "gradients")) -> set[int]:
         rows = Folder(tmp_path / name).rows
-        return {bug for row in rows if row["dtype"] in dtypes for some in row["reveals"].values() for bug in some}
+        return {bug for row in rows if row["dtype"] in dtypes for kind in by for bug in row["reveals"][kind]}
 
     everything = revealed("standard", ("float64", "float32", "float16", "bfloat16"))
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     assert {bugs[number].id for number in set(range(len(bugs))) - everything} == {"dropout-in-returned-weights"}
     assert revealed("small", ("float32",)) == revealed("standard", ("float32",))
+    of_output, of_all = (len(revealed("small", ("float32",), by)) for by in (("output",), ("output", "gradients")))
+    page = " ".join((Path(__file__).parents[3] / "docs/vectors.md").read_text().split())
+    assert f"of {len(bugs)}, by the output alone {of_output}, and with the gradients {of_all}." in page
     answers = write_answers(tmp_path / "answers", answers_of(tmp_path / "standard"))
     assert not judge(Folder(tmp_path / "standard"), answers).of("differs", "refused", "not answered")
