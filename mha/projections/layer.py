@@ -226,7 +226,8 @@ class ProjectedLayer:
         parts = between(layer, self.hooks.modules_in(layer))
         if parts:
             self.elsewhere = self.told = True
-            raise SpecError(f"its queries or keys pass {parts}, which mha.Projections does not say. {STEP}")
+            why = f"it has {parts} for queries or keys, which mha.Projections does not say"
+            raise SpecError(f"{why}; without, the definition gives other numbers. {STEP}")
 
     def _closest(self, near: Mapping[_Reading, tuple[float, str, ReadCall]]) -> _Reading | None:
         """Return the nearest reading, but that of another layer of this class before all others: a class has one."""

@@ -112,13 +112,13 @@ class Unlisted:
             return why.removesuffix(". ")
         if self.as_they_are:
             return f"{why}{self.as_they_are} (docs/recordings.md)"
-        there = [one for one, part in self._inside_of("") if self._hooks.projects(part)]
-        if self._named and len(there) < 2 and not (self.refused or unread):
-            has = f"{there[0]!r} alone" if there else "none"
+        linear = [one for one, part in self._inside_of("") if self._hooks.projects(part)]
+        if self._named and len(linear) < 2 and not (self.refused or unread):
+            has = f"{linear[0]!r} alone" if linear else "none"
             return (
                 f"{why}A class that is not listed is recorded by its projections, and it has {has} (docs/recordings.md)"
             )
-        name = next(iter((*self.refused, *unread)), self._with_projections(there))
+        name = next(iter((*self.refused, *unread)), self._with_projections(linear))
         found = self._found.get(name)
         says = found is not None and found.num_heads
         with suppress(SpecError):

@@ -82,11 +82,11 @@ def is_random(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
     for watched in _WATCHED:
         watched.detach(inside)
     try:
-        asked = [copy.deepcopy((module, dict(arguments))) for _ in range(3)]
         devices = {tensor.device for tensor in module.parameters() if tensor.is_cuda}
+        found = []
         with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
-            found = []
-            for seed, (one, given) in zip((0, 0, 1), asked, strict=True):
+            for seed in (0, 0, 1):
+                one, given = copy.deepcopy((module, dict(arguments)))
                 torch.manual_seed(seed)
                 output = one.forward(**given)
                 found.append(output[0] if isinstance(output, tuple) else output)

@@ -302,10 +302,10 @@ HOWS = {
 
 WHYS = {
     "Another computation than the definition's": (
-        "does not compute the definition|computes something else|queries or keys pass|it is random"
+        "does not compute the definition|computes something else|for queries or keys, which|it is random"
     ),
     "Rotary positions, without a recipe": "turns queries and keys",
-    "Projections that are not called, but used as parameters": "not called: it uses",
+    "Projections that are not called, but used as parameters": "not called: it uses|multi_head_attention_forward",
     "Projections that no name tells, or a number of heads that nothing says": "are said",
     "Not called by the small model, or of a kind that is not known": "",
 }

@@ -94,8 +94,8 @@ def called(layer: Any, *more: Any, layers: Any = ("*",)) -> tuple[Any, str]:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (Normed, r"its queries or keys pass a norm \('q_norm', 'k_norm'\), which mha.Projections does not say"),
-        (Turned, r"its queries or keys pass a turn with the positions \('rotate'\), which"),
+        (Normed, r"it has a norm \('q_norm', 'k_norm'\) for queries or keys, which mha.Projections does not say"),
+        (Turned, r"it has a turn with the positions \('rotate'\) for queries or keys, which"),
         (lambda **options: Layer(modules=False, **options), "its projections 'q_proj', 'k_proj', 'v_proj', 'o_proj' "),
     ],
 )
