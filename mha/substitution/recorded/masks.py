@@ -15,12 +15,22 @@ from mha.substitution.allowance import number
 from mha.substitution.recorded.arrays import Allowance, apart
 from mha.substitution.reports.report import Difference
 from mha_core import AttentionMask
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import additive_bias, allowed_keys
 
 FINITE = "one of both masks excludes by a large finite number, which leaves those keys no weight here"
 """Remark where a large finite number excludes a key that the other mask excludes by -inf or False."""
 
 FORGETS_CAUSAL = "it forgets that the mask is causal"
+
+
+def _causal(offset: int, sizes: CallSizes, heads: int) -> NDArray[np.bool_]:
+    return allowed_keys(AttentionMask(causal=True, query_offset=offset), sizes, heads)
+
+
+def _shifted(by: int) -> str:
+    seen = f"{abs(by)} key{'s' * (abs(by) > 1)} {'more' if by > 0 else 'less'}"
+    return f"its causal mask is shifted by {by:+d}: each query sees {seen}"
 
 
 def mask_differences(
@@ -97,7 +107,7 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
     if mask.causal:
         yield FORGETS_CAUSAL, of(causal=False)
         for shift in (-1, 1):
-            yield f"its causal mask is shifted by {shift:+d}", of(query_offset=np.asarray(mask.query_offset) + shift)
+            yield _shifted(shift), of(query_offset=np.asarray(mask.query_offset) + shift)
     if mask.allowed is not None:
         inverted = of(allowed=~np.asarray(mask.allowed))
         yield "its mask of keys (allowed) is inverted (True and False exchanged)", inverted
@@ -108,9 +118,19 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
         padding = ~allowed_keys(AttentionMask(valid_lens=lens), sizes, heads)
         yield "its lengths are inverted: it keeps the padding and excludes the rest", padding & of(valid_lens=None)
     for offset in sorted({0, sizes.key_len - sizes.query_len}):
-        causal = allowed_keys(AttentionMask(causal=True, query_offset=offset), sizes, heads)
+        fewer, causal = (_causal(offset + shift, sizes, heads) for shift in (-1, 0))
         if _same(b.where & causal, where, everything):  # the original's may be within an array
-            yield FORGETS_CAUSAL, b.where
+            some = np.broadcast_to(b.where.any(axis=2, keepdims=True), where.shape)  # keys of any query
+            _, _, queries, keys = np.nonzero(b.where)
+            ahead = int((keys - queries).max(initial=offset)) - offset
+            is_shifted = ahead > 0 and _same(some & _causal(offset + ahead, sizes, heads), b.where, everything)
+            is_open = _same(some, b.where, everything)
+            if is_shifted and (ahead == 1 or not is_open):
+                yield _shifted(ahead), b.where
+            if is_open or not is_shifted:
+                yield FORGETS_CAUSAL, b.where
+        if _same(where & causal, where, everything):
+            yield _shifted(-1), where & fewer
         yield "it is causal in addition", where & causal
     if sizes.query_len == sizes.key_len:
         yield "its mask is transposed", where.swapaxes(-1, -2)

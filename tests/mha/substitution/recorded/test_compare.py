@@ -98,6 +98,11 @@ def test_what_is_not_padding_is_a_difference(original):
 CAUSAL = AttentionMask(valid_lens=LENGTHS, causal=True)
 
 
+def triangle(diagonal):
+    """A causal mask as an array: query i may attend to key j up to i + diagonal."""
+    return AttentionMask(allowed=np.tri(X.shape[1], k=diagonal, dtype=bool))
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
     [
@@ -108,6 +113,10 @@ CAUSAL = AttentionMask(valid_lens=LENGTHS, causal=True)
         (CAUSAL, LENS, "it forgets that the mask is causal"),
         (CAUSAL, AttentionMask(causal=True), "it forgets the lengths"),
         (CAUSAL, replace(CAUSAL, query_offset=1), "its causal mask is shifted by +1"),
+        (triangle(0), triangle(1), "its causal mask is shifted by +1: each query sees 1 key more"),
+        (triangle(0), triangle(2), "its causal mask is shifted by +2: each query sees 2 keys more"),
+        (triangle(0), triangle(-1), "its causal mask is shifted by -1: each query sees 1 key less"),
+        (triangle(0), triangle(9), "it forgets the mask"),
         (AttentionMask(bias=SHIFT[:7].astype(np.float32)), AttentionMask(), "the port has no bias"),
         (
             AttentionMask(bias=SHIFT[:7].astype(np.float32)),
