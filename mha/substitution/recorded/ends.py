@@ -134,8 +134,9 @@ def unjudged(a: Recording, b: Recording, ends: Sequence[ModuleResult]) -> Iterat
     is_model = any(layer.name for layer in a.layers)
     if is_model and not any(end.status != "not judged" for end in ends if not end.name):
         lacking = [whose for one, whose in ((a, "original"), (b, "port")) if not any(e.arrays for e in _named(one, ""))]
-        why = f"the recording of the {' and of the '.join(lacking)} lacks it" if lacking else "they have other shapes"
-        yield f"Not judged: what stands after {a.names[-1]}, since that shows in what the model gives, and {why}."
+        whose = " and of the ".join(lacking)
+        why = f"the recording of the {whose} has none" if lacking else "the two have other shapes"
+        yield f"Not judged: code after {a.names[-1]}. It would show in the model's output, but {why}."
     for end in ends:
         if end.uncompared:
             names = ", ".join(map(repr, end.uncompared))

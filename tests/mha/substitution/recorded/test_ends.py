@@ -100,9 +100,9 @@ def test_what_was_not_compared_is_said(original):
     for other, reason in (
         (
             original,
-            "Not judged: what stands after c, since that shows in what the model gives, and the recording of the ",
+            "Not judged: code after c. It would show in the model's output, but the recording of the ",
         ),
-        (ending(original, out=GIVEN[:1]), "they have other shapes"),
+        (ending(original, out=GIVEN[:1]), "the two have other shapes"),
         (ending(original, hidden=GIVEN), "Not judged: 'pooled' of what the model gave, which have no partner."),
     ):
         found, text = said(one, other)
