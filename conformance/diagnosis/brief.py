@@ -343,7 +343,7 @@ def _wholly(diagnosis: Diagnosis) -> str:
     where = "that case" if total == 1 else f"all {total} cases"
     what = "output" if diagnosis.explanations[0].others else "numbers"
     these = "this mistake" if len(diagnosis.explanations[0].bugs) == 1 else "these mistakes"
-    return f"How sure: a right layer with {these} in it gives the same {what} in {where}{_further(diagnosis)}."
+    return f"How sure: the reference with {these} in it gives the same {what} in {where}{_further(diagnosis)}."
 
 
 def _further(diagnosis: Diagnosis) -> str:

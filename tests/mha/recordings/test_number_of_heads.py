@@ -47,7 +47,7 @@ def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not
     ):
         status, said = _diagnosed(port, path, *more)
         assert (status, "not proved" in said.lower()) == (1, False)
-        assert f"by the settings that it has, so that these are the cause: num_heads is 4; {has} has 6. E" in said, said
+        assert f"by the settings that it has, so that these are the cause: num_heads is 4; {has} has 6. r" in said, said
         assert said.count("num_heads is 4") == 1 + (path == calls)
         assert "head_dim" not in said
         assert "scale" not in said, "it follows from the number of heads"

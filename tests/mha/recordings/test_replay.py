@@ -185,9 +185,11 @@ def test_diagnose_tells_layers_that_differ_alike_together(tmp_path):
     done = run(diagnose, path)
     assert done.exit_code == 1, done.output
     alike, other, right = done.output.split("\n\n")
-    assert alike.startswith("a, and likewise b:\nrecorded (float32) differs in 2 of 2 cases: a, b.\n")
+    assert alike.startswith("a, and likewise b:\nCause, at the scores: Scores are not scaled.\n")
+    assert "\nrecorded (float32) differs in 2 of 2 cases: a, b.\n" in alike
     assert "scale-missing" in alike
-    assert other.startswith("recorded (float32) differs in the one case: c.\n")
+    assert other.startswith("Cause, at the attention weights: Lengths are ignored.")
+    assert "\nrecorded (float32) differs in the one case: c.\n" in other
     assert "lens-ignored" in other
     assert right == "Right: d.\n"
     assert len(done.output.splitlines()) < 25

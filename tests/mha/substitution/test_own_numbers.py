@@ -112,5 +112,6 @@ def test_the_order_of_parts_of_which_one_or_more_are_wrong_is_said(model, tmp_pa
             one.weight.copy_(one.weight.clone().unflatten(0, (HEADS, 2, 2)).transpose(1, 2).flatten(0, 2))
 
     wrong, text = judged(model, change, tmp_path / "port.safetensors")
-    assert wrong == ("attn.q_proj", "attn.k_proj") or wrong == ("attn",)
-    assert text.count("in another order: weight with the halves of each of 3 heads interleaved") == 2
+    assert wrong == ("attn",)
+    assert text.count("in another order: weight with the halves of each of 3 heads interleaved") == 1
+    assert "Whether attn.q_proj (and 1 alike) is right is not known yet" in text

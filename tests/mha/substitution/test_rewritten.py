@@ -127,7 +127,7 @@ def test_the_parts_of_which_one_is_wrong_are_told(tmp_path):
     assert named.among == tuple(f"blocks.0.attn.{one}" for one in "qkvo")
     text = "\n".join(findings(report))
     assert "is wrong in one or more of its parts blocks.0.attn.q, blocks.0.attn.k" in text
-    assert "Whether blocks.0.attn.q is right is not known yet" in text
+    assert "Whether blocks.0.attn.q (and 3 alike) is right is not known yet" in text
 
 
 PAIRS = [
