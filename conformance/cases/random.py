@@ -236,7 +236,7 @@ Shape = tuple[int, ...]
 
 
 EXCLUDED_SHARE = 0.3
-"""Of a bias that excludes keys, how much of it is -inf."""
+"""Share of -inf in a bias that excludes keys."""
 
 
 def problem_of(description: Description) -> Problem:
@@ -277,7 +277,7 @@ def problem_of(description: Description) -> Problem:
 
 
 def _positions(rng: Rng, description: Description) -> RotaryInputs | None:
-    """What the call says of positions; its numbers are not from the stream of the others."""
+    """Positions of a call, drawn from a stream of random numbers of their own."""
     settings, sizes, given = description.config.rotary, description.sizes, description.made["rotary.given"]
     assert settings is not None
     if given == "counted":

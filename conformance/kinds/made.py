@@ -183,7 +183,7 @@ AFTER: Mapping[str, After] = {
 }
 
 ON_FILE = frozenset([("infinity", "as-they-are"), ("1e9", "as-they-are"), ("added-1e9", "as-they-are")])
-"""What bugs of the zoo, or two of them, do where padding stays as it is."""
+"""Effects of one bug of the zoo, or of two, where padding stays as it is."""
 
 
 def usual() -> Iterator[Bug]:

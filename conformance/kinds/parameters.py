@@ -177,7 +177,7 @@ def _of_shards(parts: int, back: bool, kinds: Sequence[str], name: str, state: S
 # In fewer bits ------------------------------------------------------------------------------------------------
 
 SCALED_BY: Mapping[str, int | None] = {"each output channel": 1, "each input channel": 0, "each matrix": None}
-"""What has a scale of its own: the axis over which its numbers are looked at; None: over all."""
+"""Parts of a matrix with a scale of their own -> the axis over which their numbers are looked at; None: all axes."""
 
 Narrow = Callable[[NDArray, int, int | None], NDArray]
 """Weights, the number of bits, and the axis of a scale -> the numbers of the grid that are nearest."""

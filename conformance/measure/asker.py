@@ -320,7 +320,7 @@ def _alike(asker: Asker, array: NDArray, other: NDArray) -> bool:
 
 
 Fields = Callable[[int], Mapping[str, Any]]
-"""How many channels the layer has more -> fields of its config."""
+"""A function: number of channels that are added to the layer -> fields of its config."""
 
 NORM = "query_key_norm"
 SETTINGS: tuple[tuple[str, str, Fields, Fields], ...] = (

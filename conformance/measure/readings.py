@@ -51,7 +51,7 @@ MANY = of_layer(partial(generic, weights=NO_BIASES), *SMALL)
 
 
 Weighed = tuple[NDArray, NDArray, NDArray, Setting]
-"""Of one call: the weights that were read, the model's scores and allowed keys (B, H, Lq, Lk), and the call."""
+"""The weights read in one call, the model's scores and allowed keys, each (B, H, Lq, Lk), and the call."""
 
 
 def _all_weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:

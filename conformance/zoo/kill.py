@@ -189,7 +189,7 @@ CASE_SECONDS = 600.0
 """Far more than all bugs take on the most expensive case: nobody waits for a process that hangs for ever."""
 
 EXPENSIVE_COST = 20.0
-"""How much longer an expensive case takes than another."""
+"""Time of an expensive case / time of another."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which bugs one problem shows: the reference runs it with a bug, and the result is compared with the right answer."""
+"""Bugs that one problem shows: the reference runs it with a bug, and the result is compared with the right answer."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ENGLISH = "en"
 LANGUAGES = {ENGLISH: "English", "ja": "日本語", "id": "Bahasa Indonesia"}
 PAGES = ("start", "attention", "heads-lesson", "layer-in-code")
-"""What is translated; the first leads to the others."""
+"""Pages that are translated; the first leads to the others."""
 
 SINCE = {"ja": "この段落は翻訳後に英語版が変わりました。", "id": "Versi bahasa Inggris paragraf ini telah berubah."}
 
@@ -89,7 +89,7 @@ function splitQuery(query) {
 
 
 def shared(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """What pages in other languages load or offer as files is that of the English ones."""
+    """Point links to files that a page loads or offers to those of the English site."""
     if app.config.language != ENGLISH and doctree is not None:
         context["body"] = re.sub(r'(href|src)="(_downloads|_static)/', r'\1="../\2/', context["body"])
 
