@@ -38,11 +38,11 @@ Run = Callable[[AttentionInputs], Trace]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A Run (the function that runs a prepared layer) whose weights can be changed later.
+    """A layer that is ready to run (called with AttentionInputs, it returns a Trace) and can get other weights.
 
     Args:
         run: runs the layer.
-        set_weights: gives the layer other weights of the same config, as users of its framework would.
+        set_weights: replaces the weights by others of the same config, in the way that the framework's users do.
     """
 
     run: Run
@@ -54,11 +54,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """A description of all that the accuracy of a path's softmax depends on.
+    """A softmax implementation, described by the two numbers on which its rounding error depends.
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.
-        key_block: how many keys an online softmax reads at a time; None where it reads each row whole.
+        key_block: how many keys an online softmax reads at a time; None if it reads a whole row at once.
     """
 
     exp_ulps: float = 4.0
@@ -66,11 +66,10 @@ class SoftmaxKernel:
 
 
 class Backend(ABC):
-    """One framework, behind the contract `prepare(config, weights) -> run(inputs) -> Trace`.
+    """A framework behind one interface: `prepare(config, weights)` returns a function `run(inputs) -> Trace`.
 
-    A subclass declares its `versions`, `devices` and `dtypes` and builds a layer (`build`);
-    this class makes the checks that all backends share. Neither importing nor running a backend
-    may change a framework's global state.
+    A subclass declares `versions`, `devices` and `dtypes`, and makes a layer in `build`. This class makes the checks
+    that all backends share. Importing or running a backend must not change the framework's global state.
     """
 
     name: str
@@ -95,13 +94,12 @@ class Backend(ABC):
         """Return the dtypes that the backend computes in on `device`, by their names in mha_core.dtypes.DTYPES."""
 
     def paths(self) -> tuple[str, ...]:
-        """Return the names of the ways in which the framework can run a layer, its users' usual one first.
+        """Return the names of the ways (paths) to run a layer in this framework, the most usual one first.
 
-        "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
-        framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
-        holds the output and gradients alone; "fast-compiled" and the like are compiled variants, and so are those
-        in `OPTIMIZED`. "blocks" is the fast path in blocks of `BLOCK` queries, and "exported" is the fast path of a
-        program that has symbols for batch and lengths.
+        "eager" runs operation by operation, and "compiled" as one program of the framework's compiler. Both compute
+        all stages (intermediate arrays). "fast" computes the output and gradients alone, as a layer does when nobody
+        asks for its weights. "fast-compiled" and the names in `OPTIMIZED` are compiled variants. "blocks" is the fast
+        path with `BLOCK` queries at a time. "exported" is the fast path as a program with symbolic batch and lengths.
         """
         return ("eager",)
 
@@ -119,16 +117,16 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the variant of `path` that is compiled with the framework's own settings; `path` if there is none."""
+        """Return the variant of `path` with the framework's default compiler settings; `path` if there is none."""
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
-        """Use `folder` to store programs that take long to compile, for layers made from now on; None: store none.
+        """Use `folder` as the cache of compiled programs for layers made from now on; None: no cache.
 
-        A backend that compiles nothing does nothing. This changes no other backend, and no global state: the key of a
-        program in the folder is its source, the versions, the flags and the machine. A folder that is damaged or can't
-        be written to is no error.
+        A backend that compiles nothing ignores this. No other backend and no global state changes. A program's key in
+        the folder is made of its source, the versions, the flags and the machine. A damaged or read-only folder is no
+        error.
         """
         return
 
@@ -151,13 +149,13 @@ class Backend(ABC):
     ) -> Run:
         """Return a function that runs this layer in `dtype` on `device`, along `path` (None: the first of `paths`).
 
-        Weights and inputs are rounded to `dtype` first. The Trace holds all seven stages, and
-        gradients where the inputs carry a cotangent; arrays are of `dtype` (bfloat16: of float32,
-        which holds every bfloat16 number). Where the backend can do it, the function has `set_weights(weights)` too.
+        The function takes AttentionInputs and returns a Trace: the stages, and gradients if the inputs have a
+        cotangent. Arrays have `dtype`; bfloat16 numbers are in float32 arrays. Weights and inputs are rounded to
+        `dtype` first. If weights can be replaced, the function also has a method `set_weights(weights)`.
 
         Raises:
             SpecError: the weights, or later the inputs, do not fit the config; or no dtype has this name.
-            BackendError: the device or the path is not there, or the device does not compute in this dtype.
+            BackendError: the device or the path does not exist, or the device does not compute in this dtype.
         """
         check_dtype(dtype)
         path = self.paths()[0] if path is None else path
@@ -229,7 +227,7 @@ def load(name: str) -> Backend:
 def use_compile_cache(backend: Backend) -> None:
     """Let a backend store its compiled programs in the user's cache folder, unless MHA_COMPILE_CACHE is "off".
 
-    Each process of this project calls this once per backend, right after `load`; neither `load` nor an import does.
+    `load` and imports do not call this. Each process of this project calls it once per backend, right after `load`.
     See docs/costs.md.
     """
     folder = kept_folder()

@@ -25,15 +25,14 @@ MASK_FIELDS = tuple(field.name for field in fields(AttentionMask))
 
 
 class ReadCall(NamedTuple):
-    """One call of a layer in terms of the definition, in NumPy copies.
+    """One call of somebody's layer, translated to this project's config, weights and inputs, in NumPy copies.
 
     Args:
-        config, weights: the layer.
-        inputs: its inputs.
-        outputs: stage -> what it returned: `output`, and `weights` if it returned them per head.
-        dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
+        config, weights, inputs: the layer and the call.
+        outputs: the arrays that the layer returned: "output", and "weights" if it returned them per head.
+        dtype: the dtype in which the layer computed, by name. bfloat16 numbers are in float32 arrays.
         parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes.
-        assumed: in words, the settings that neither the layer states nor its numbers confirm; "" if there are none.
+        assumed: in words, assumed settings, which the layer does not state and its numbers do not confirm; or "".
     """
 
     config: AttentionConfig
@@ -46,16 +45,16 @@ class ReadCall(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The arrays of a module run forward and backward, in NumPy, by `pulled` of `backends.NAME.native.modules`.
+    """The result of `backends.NAME.native.modules.pulled`, which runs a module forward and backward; in NumPy.
 
-    That function is given `held`, the module; `dtype`, that of its parameters in this run (None: their own); `call`:
-    (the module as a function, inputs) -> dict place -> output; `inputs`: place (a path among the arguments) -> input;
-    `cotangents`: place of an output -> gradient of some loss with respect to it, which is 0 for any other output.
+    `pulled` takes the module `held`; the `dtype` of its parameters in this run (None: their own); a function
+    `call(module, inputs)` that returns the outputs; the `inputs`; and the `cotangents` of some of the outputs.
+    Inputs, outputs and cotangents are dicts by place: a path in nested containers, such as ("0",) for the first item.
 
     Args:
-        outputs: place -> output. A place is a path in nested containers, such as ("0",) for the first item.
+        outputs: place -> output.
         inputs: place -> gradient of the input there.
-        parameters: name -> gradient of each of its parameters that is not frozen.
+        parameters: name -> gradient, for each parameter that is not frozen.
     """
 
     outputs: dict[Any, NDArray]
@@ -138,7 +137,7 @@ def d2l_call(
 
 
 def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> argument of a call, defaults included; each argument in **kwargs also under its own name."""
+    """Return name -> argument of a call, defaults included; those caught by **kwargs also have their own names."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
@@ -149,9 +148,9 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
 
 
 def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the bound arguments of a call; arguments given by name will be passed by name again.
+    """Return the bound arguments of a call, in which arguments given by keyword stay keywords.
 
-    Decorators of transformers add keywords, which would collide with the same argument passed by position.
+    `Signature.bind` makes them positional. Then a decorator of transformers that adds the same keyword would fail.
 
     >>> def forward(x, mask=None, **more): ...
     >>> as_called(inspect.signature(forward), [1], {"mask": 2}).kwargs
@@ -199,7 +198,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) if `choose` gives an adapter; inside such a module only if `adapter.open`."""
+    """Yield (name, module, adapter) where `choose(name, module)` gives one; skip submodules unless `adapter.open`."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

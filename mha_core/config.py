@@ -56,9 +56,9 @@ Kept = TypeVar("Kept")
 
 
 class Given(Generic[Said, Kept]):
-    """The type of a config's field: callers pass a `Said`, and the field holds a `Kept` (type parameters).
+    """A descriptor type for fields of a config: a `Said` is assigned, and a `Kept` is read (both type parameters).
 
-    Type checkers read it as a descriptor. At run time a config has the value itself.
+    Only type checkers see a descriptor. At run time the field holds the value itself.
     """
 
     if TYPE_CHECKING:
@@ -230,7 +230,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the fields of the optional parts (PARTS) that the layer has, such as "rotary"."""
+        """Return the names of the optional parts that the layer has, such as "rotary"; PARTS lists all."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
@@ -249,7 +249,7 @@ Got embed_dim=100, num_heads=3.
         """Return this config with the input widths that a layer has inferred from its first call.
 
         Raises:
-            SpecError: a width is None, which is how a layer says that it does not know it yet.
+            SpecError: a width is None, because the layer has not been called yet.
         """
         widths: dict[str, Any] = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
         for name, width in widths.items():

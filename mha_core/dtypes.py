@@ -55,9 +55,9 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
 
 
 def check_held(name: str, array: NDArray, dtype: str) -> None:
-    """Raise SpecError unless every number of `array`, whatever its own dtype, is one of `dtype`.
+    """Raise SpecError unless `dtype` can hold every number of `array` exactly; the array's own dtype doesn't matter.
 
-    float16 and the like have wide bounds, by which arrays of more exact numbers must not be judged.
+    Error bounds of float16 and the like are wide. An array of more exact numbers must not be judged by them.
 
     >>> check_held("output", np.array([1.0, 1.015625]), "bfloat16")
     >>> check_held("output", np.array([1.0, 1.01]), "bfloat16")

@@ -92,7 +92,7 @@ MOST_MEANT = 3
 
 
 def meant(text: str, known: Iterable[str]) -> str:
-    """Return the end of a message: which of the known texts an unknown text may mean; "" for none.
+    """Return the end of an error message: a suggestion of known names that are close to `text`; "" if none is.
 
     >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"]), meant("no-scale", ["no-scaled", "scale-missing"])
     ('; did you mean keras?', '', '; did you mean scale-missing?')
@@ -126,12 +126,12 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str]) -> list[str]:
-    """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
+    """Return at most `room` rows: those of the first blocks that fit, and a row about the blocks that are left out.
 
     Args:
-        blocks: groups of rows; each group is returned whole or left out whole.
-        room: the most rows; a first block that is longer ends with "...".
-        left: a function, number of groups that are left out -> the row about them.
+        blocks: groups of rows; a group is returned whole or left out whole.
+        room: the most rows; if the first block alone is longer, it is cut and ends with "...".
+        left: a function, number of blocks that are left out -> the row about them.
 
     >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
@@ -146,7 +146,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
-    """Return the command that installs a package with an extra, from where it came: a clone or a wheel file.
+    """Return the pip command that installs a package with an extra, from the clone or wheel file that it came from.
 
     >>> install_command("torch", "no-such-package")
     "pip install 'no-such-package[torch]'"
@@ -173,7 +173,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
     If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
-    The numbers of an array are "...", and the sentence on weights of another shape is a short one.
+    Numbers of arrays become "...". PyTorch's and Keras' long sentences on weights of another shape are shortened.
 
     Args:
         error: anything that was raised.

@@ -31,11 +31,11 @@ WIDTHS = ("query_dim", "key_dim", "value_dim", "output_dim")
 
 @dataclass(frozen=True)
 class Need:
-    """An argument that a plain function needs for a feature.
+    """An argument that an attention function must accept so that it can be called with a feature.
 
     Args:
-        words: the argument's name in the error for a function without it; or a function: config -> that name.
-        options: names of parameters; the function needs one of them.
+        words: the argument in words, for the error about a function without it; or a function: config -> these words.
+        options: parameter names; the function must have one of them.
         present: (config, inputs) -> whether a call needs the argument. Default: whether the call has the feature.
     """
 
@@ -49,20 +49,20 @@ class Need:
 
 @dataclass(frozen=True)
 class Feature:
-    """One row of the table of features.
+    """A feature that an attention layer may have, such as a softcap: one row of the table FEATURES.
 
     Args:
         name: its name in a layer's `Capabilities.features`.
-        words: the feature in words, for the reason why a layer can't express it; "" if every layer has it.
-        present: (config, inputs of a call, or None for the layer alone) -> whether it has the feature.
-        options: keyword parameter of a plain function -> a function (config, inputs) -> its argument.
-        needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
-        plain: config field that a checkpoint's arrays can't show -> its value without the feature.
-        layout: the end of "layout 'x' ..." for layouts that can't have it. "": made from `words`, if `plain`.
+        words: the feature in words, for messages about layers that don't support it; "" if every layer does.
+        present: (config, inputs) -> whether the layer or its call has the feature; inputs None: the layer alone.
+        options: parameter name of an attention function -> (config, inputs) -> the argument to pass.
+        needs: the arguments that an attention function must accept; empty if the shapes of the arrays suffice.
+        plain: config field that a checkpoint's arrays don't show -> its value in layers without the feature.
+        layout: why a weight layout has no such layers, as the end of "layout 'x' ..."; "": made from `words`.
         arithmetic: whether it changes what is computed from given arrays. Messages name such features first.
-        alone: whether a message about a layer with this feature names no other feature of it.
-        bends: whether a score with it is no longer a multiple of queries . keys.
-        faint: values of the field in `plain` whose effect may be too weak to show in a call, the weakest first.
+        alone: whether a message that names this feature names no other one.
+        bends: whether scores with it are not proportional to queries . keys.
+        faint: values of the field in `plain` whose effect may be too weak to be seen in a call, the weakest first.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Feature:
     faint: tuple[float, ...] = ()
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
-        """Return why a layout of parameters can't hold such a layer, as the end of "layout 'x' ..."; None if it can."""
+        """Return why no weight layout has this feature of `config`, as the end of "layout 'x' ..."; else None."""
         if not (self.layout or self.plain) or not self.present(config, None):
             return None
         said = self.layout or f"belongs to layers without {self.words}"
@@ -251,7 +251,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def bending(config: AttentionConfig) -> list[Feature]:
-    """Return the features of a config that `bend`: scores are then no longer a multiple of queries . keys.
+    """Return the features of a config with which scores are not proportional to queries . keys (`Feature.bends`).
 
     >>> bending(AttentionConfig(6, 2, scale=3.0)), [row.name for row in bending(AttentionConfig(6, 2, softcap=3.0))]
     ([], ['softcap'])
@@ -260,7 +260,7 @@ def bending(config: AttentionConfig) -> list[Feature]:
 
 
 def plain_fields() -> dict[str, Any]:
-    """Return field -> value in the plain layer, for the fields of a config that a layout's arrays can't show.
+    """Return config field -> its value in a layer without features, for fields that a checkpoint's arrays don't show.
 
     >>> plain_fields()["scale"] is None
     True
@@ -269,7 +269,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Return the names in `plain_fields` of the settings that change what a layer computes from the same arrays.
+    """Return those names in `plain_fields()` that change what a layer computes from the same arrays.
 
     >>> arithmetic_fields()  # dropout is none of them
     ['score', 'score_dim', 'scale', 'softcap', 'rotary', 'query_key_norm']

@@ -37,11 +37,11 @@ class Handover(NamedTuple):
         output: (B, H, Lq, dv); None if it is not known.
         dtype: the name of the dtype of all these arrays; bfloat16 numbers are in float32 arrays.
         masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). In an additive one, -inf
-            excludes a key, and so does the dtype's lowest number in a row with other keys. Keys beyond Lk are cut off.
+            excludes a key, and so does the dtype's lowest number unless it fills the whole row.
         causal: whether query i attends to keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
-        sinks: (H,), one more score for each head, in the softmax's denominator alone; None: none.
+        sinks: (H,), a score for each head that only adds to the softmax's denominator; None: none.
         weights: (B, H, Lq, Lk), if they were returned; weights of another shape are ignored.
     """
 
@@ -58,9 +58,9 @@ class Handover(NamedTuple):
     weights: NDArray | None = None
 
     def given(self) -> tuple[AttentionConfig, AttentionInputs]:
-        """Return the function's arguments in terms of the definition: attention without projections.
+        """Return the call as config and inputs of attention without projections.
 
-        A sink is one more key of zeros, whose value is 0 and whose bias is the sink: its score is 0 * scale + sink.
+        A sink becomes one more key of zeros, with a value of zeros and with the sink as its bias.
 
         Raises:
             SpecError: the arrays do not fit each other, or a mask is neither bool nor floating-point.
@@ -106,7 +106,7 @@ class Handover(NamedTuple):
         return config, inputs
 
     def read(self) -> ReadCall:
-        """Return the call in terms of the definition. Raises as `given` does, or if the output has a wrong shape."""
+        """Return the call and its output as a ReadCall. Raises as `given` does, or if the output has a wrong shape."""
         config, inputs = self.given()
         wanted = (len(inputs.keys), config.num_heads, inputs.queries.shape[2], config.value_head_dim)
         if self.output is None or self.output.shape != wanted:
@@ -145,7 +145,7 @@ class Handover(NamedTuple):
 
 
 def number(name: str, value: Any) -> float | None:
-    """Return a setting of a call as a number; None stays None. SpecError for an array of several numbers."""
+    """Return the argument `value` as a float; None stays None. Raises SpecError if it is no single number."""
     if value is None:
         return None
     try:
@@ -155,7 +155,7 @@ def number(name: str, value: Any) -> float | None:
 
 
 def refuse_unknown(given: Mapping[str, Any], harmless: frozenset[str], is_array: Callable[[Any], bool]) -> None:
-    """Raise SpecError if one of the untranslated arguments `given` is a number or an array, and not in `harmless`."""
+    """Raise SpecError if the unknown arguments `given` include a number or an array whose name is not in `harmless`."""
     for name, value in given.items():
         if value is None or isinstance(value, bool | str) or name in harmless:
             continue
@@ -168,12 +168,11 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: the name in the model of the module that calls the function, and this module itself; "" and None
-            if it is not known.
-        read: copies the arguments and returns a function: result of the call (None: not known) -> Handover. Raises
-            SpecError if the arguments can't be read.
-        run: runs the function itself.
-        give: output (B, H, Lq, dv) in NumPy -> that output in the form in which the function returns its own.
+        name, module: the module that calls the function, and its name in the model; if unknown, None and "".
+        read: copies the arguments (SpecError if it can't) and returns a function: result of the call -> Handover.
+            If the result is unknown, it takes None.
+        run: calls the function and returns its result.
+        give: converts a NumPy output (B, H, Lq, dv) to the form in which the function returns its own.
     """
 
     name: str
@@ -183,7 +182,7 @@ class AttentionCall:
     give: Callable[[NDArray], Any]
 
     def recorded(self, seen: Callable[[str, Any, Handover | SpecError], None]) -> Any:
-        """Run the function, call seen(name, module, Handover or the error that prevents it), and return the result."""
+        """Run the function, pass name, module, and a Handover or SpecError to `seen`, and return its result."""
         try:
             with_result = self.read()
         except Exception as error:  # of arguments that are not what the function takes, which it says itself

@@ -27,14 +27,14 @@ OTHER_NAMES = {"gqa": "grouped", "rope": "rotary", "kv_cache": "past", "qk_norm"
 
 @dataclass(frozen=True, init=False)
 class Capabilities:
-    """The features of the definition that a layer can express; cases with other features are not put to it.
+    """The features of attention that a layer supports; it is not tested on cases with other features.
 
     Args:
-        features: names in the table `mha_core.features.FEATURES`, of the features that the layer has.
+        features: names of features in the table `mha_core.features.FEATURES`.
         only_lengths: whether the layer takes no mask but valid_lens (of each item or query).
 
     Raises:
-        SpecError: no row has this name.
+        SpecError: the table has no feature of this name.
 
     >>> from mha_core import AttentionConfig
     >>> Capabilities("bias").why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
@@ -58,7 +58,7 @@ class Capabilities:
         object.__setattr__(self, "only_lengths", only_lengths)
 
     def but(self, *more: str, without: Collection[str] = ()) -> Capabilities:
-        """Return a copy with the features `more` added and those of `without` taken out.
+        """Return a copy that also has the features `more`, and lacks those in `without`.
 
         >>> sorted(Capabilities("bias", "scale").but("past", without=("scale",)).features)
         ['bias', 'past']
@@ -66,7 +66,7 @@ class Capabilities:
         return Capabilities(*(self.features | set(more)) - set(without), only_lengths=self.only_lengths)
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs | None = None) -> str | None:
-        """Return in words the features of the config and of one call that the layer can't express; None if none."""
+        """Return in words which features of a config and a call the layer does not support; None if it supports all."""
         lacking = [
             row for row in table.FEATURES if row.words and row.name not in self.features and row.present(config, inputs)
         ]
@@ -113,7 +113,7 @@ def one_width(layer: str, config: AttentionConfig) -> int:
 
 
 class NativeSubject(ABC):
-    """One layer of a framework, along one of its paths, as a subject.
+    """A framework's own layer, on one of the ways in which the framework can run it, as `mha check` tests it.
 
     `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject` calls a subclass with the dtype.
 
@@ -134,7 +134,7 @@ class NativeSubject(ABC):
         self.dtype = dtype
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words the features of this case that the layer can't express; None if there are none."""
+        """Return in words which features of this case the layer does not support; None if it supports all."""
         return self.capabilities.why_not(config, inputs)
 
     @abstractmethod

@@ -143,7 +143,7 @@ def _check_finite(name: str, array: NDArray) -> None:
 
 
 class CheckedWeights(Mapping[str, NDArray]):
-    """Weights that were checked for `config` and stay right, because nobody can write to the arrays."""
+    """A mapping of weights that were checked for `config`; its arrays are read-only, so that they stay valid."""
 
     def __init__(self, config: AttentionConfig, arrays: Mapping[str, NDArray]) -> None:
         self.config = config
@@ -203,8 +203,8 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
-    If `load_weights` read the same numbers from a file of `mha convert`, the new file repeats that file's statement
-    about the layer ("proved", "known" or "moved"), whatever happened in between.
+    A file of `mha convert` states how well its layer is verified ("proved", "known" or "moved"). If `load_weights` has
+    read the same numbers from such a file, the new file repeats its statement.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)

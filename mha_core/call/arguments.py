@@ -89,7 +89,7 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """Return a copy of the dataclass with other fields. Unlike `replace`, it neither converts nor checks them again."""
+    """Return a copy of the dataclass `one` with other fields; unlike `replace`, it does not run `__post_init__`."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
@@ -140,7 +140,7 @@ def holds_long_integers(array: Any) -> bool:
 
 
 def is_convertible(array: Any) -> bool:
-    """Return whether frameworks have the dtype of this NumPy array; `check_call` refuses any other dtype later."""
+    """Return whether `array` is a plain NumPy array of a dtype that the frameworks have too."""
     is_plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_plain and (array.dtype.kind in "biu" or array.dtype.name in DTYPES)
 

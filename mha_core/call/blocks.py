@@ -36,11 +36,10 @@ class Block(NamedTuple, Generic[Part]):
 
 
 class Operands(NamedTuple, Generic[Array]):
-    """The queries, keys and values of a fast path, with the widths that the score needs.
+    """The queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv) that attention is computed from.
 
-    queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has one array, or two that
-    need not be joined: the past and the new positions. For the additive score, queries are A q and keys are C k, of
-    width S.
+    Keys and values are tuples of one array, or of two (past and new positions), which are not concatenated. For the
+    additive score w . tanh(A q + C k), queries hold A q and keys hold C k, both of width S.
     """
 
     queries: Array
@@ -80,17 +79,16 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 
 
 class Reach(NamedTuple):
-    """The keys that lengths and positions allow each query: key j iff first <= j < stop.
+    """An interval of keys for each query, allowed by `valid_lens`, `causal` and `window`: first <= key < stop.
 
-    Both are integer arrays, broadcastable to (B, Lq). `valid_lens`, `causal` and `window` each allow an interval, so
-    their combination is one too. `allowed` and `bias` are ignored.
+    `first` and `stop` are integer arrays, broadcastable to (B, Lq). `allowed` and `bias` are ignored.
     """
 
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
 
     def keys(self, items: slice, queries: slice) -> slice:
-        """Return the slice of keys that some of these queries of these items may attend to; it can be empty."""
+        """Return the slice of keys that any of these queries of these batch items may attend to; it can be empty."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         first, stop = np.broadcast_arrays(first, stop)
         open_rows = first < stop
@@ -99,16 +97,16 @@ class Reach(NamedTuple):
         return slice(int(first[open_rows].min()), int(stop[open_rows].max()))
 
     def is_open(self, items: slice, queries: slice, keys: slice) -> bool:
-        """Return whether each of these queries of these items may attend to all of these keys."""
+        """Return whether all of these queries of these batch items may attend to all of these keys."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         return bool((first <= keys.start).all() and (stop >= keys.stop).all())
 
 
 def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
-    """Return the keys that lengths and positions allow each query.
+    """Return the interval of keys that `valid_lens`, `causal` and `window` allow each query.
 
     Args:
-        mask: `valid_lens` and `query_offset` hold integers or arrays of NumPy.
+        mask: the mask; its `valid_lens` and `query_offset` are integers or NumPy arrays.
         sizes: the sizes of the call.
 
     >>> sizes = CallSizes(batch=2, query_len=6, key_len=8)

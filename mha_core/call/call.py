@@ -70,9 +70,9 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """Return the call of a layer without heads (weights (B, Lq, Lk)) with its mask in the form for one head.
+        """Return this call of a layer without a head axis, with mask and keep-mask as a layer with one head has them.
 
-        `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk); the inputs stay as they are.
+        `insert_axis` inserts an axis 1 into a mask (B, Lq, Lk), which makes it (B, 1, Lq, Lk). The inputs stay.
         """
         mask = self.mask.for_one_head(insert_axis)
         return replace(self, mask=mask, dropout_keep=keep_for_one_head(self.dropout_keep, insert_axis))

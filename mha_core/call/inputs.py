@@ -120,10 +120,10 @@ class AttentionInputs:
         )
 
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
-        """Return these inputs with rotary tables in place of positions, if a compiler needs tables.
+        """Return these inputs with rotary tables in place of positions, if a traced layer can't compute the angles.
 
-        It does if angles depend on the largest position, since it can't read positions. `sizes`: whether it knows the
-        sizes of the call; then it needs no tables for positions that are counted because none are given.
+        It can't if angles depend on the largest position, whose value is unknown while tracing. An exception: no
+        positions are given, so they are counted, and the sizes of the call are known (`sizes`).
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
@@ -138,7 +138,7 @@ class AttentionInputs:
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
-        """Return the sizes of this run; SpecError names what does not fit `config`, or a layer of `dtype`."""
+        """Return the sizes of this run. Raises SpecError if it does not fit `config`, or `dtype` (None: any dtype)."""
         sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
         check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
         if config.rotary is not None:

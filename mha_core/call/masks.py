@@ -103,9 +103,9 @@ class AttentionMask:
         return replace(self, **changes) if changes else self
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
-        """Return the mask of a layer without heads (weights (B, Lq, Lk)) in the form for a layer with one head.
+        """Return this mask of a layer without a head axis, as a layer with one head has it.
 
-        `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk).
+        `insert_axis` inserts an axis 1 into `allowed` and `bias` (B, Lq, Lk), which makes them (B, 1, Lq, Lk).
         """
         return self.map_arrays(
             lambda name, array: insert_axis(array) if name in ("allowed", "bias") and len(array.shape) == 3 else array
@@ -137,7 +137,7 @@ class AttentionMask:
 
 
 def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """Return the keep-mask (B, Lq, Lk) of a layer without heads in the form for one head: see `for_one_head`."""
+    """Return a keep-mask (B, Lq, Lk) as (B, 1, Lq, Lk), made by `insert_axis`: see `Call.for_one_head`."""
     return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
@@ -170,10 +170,10 @@ def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | N
 
 
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
-    """Return the mask as `valid_lens`; None if some query has other keys than its first ones, or heads differ.
+    """Return the whole mask as lengths (B, Lq), for layers that take no other mask; None if lengths can't express it.
 
-    The result is integers (B, Lq), or `valid_lens` itself if there is no other source. It is for layers that take no
-    other mask. Of the bias only -inf counts, because lengths can't express other numbers.
+    Lengths express a mask if each query may attend to its first n keys alone, the same in all heads. If the mask has
+    `valid_lens` alone, they are returned unchanged. Of the bias only -inf counts.
 
     >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -192,9 +192,8 @@ def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDAr
 def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     """Return bools (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
 
-    Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing in them can reach a
-    result. In a call of 0 queries, a source that broadcasts over the queries, such as `allowed` (B, 1, 1, Lk), still
-    makes padding.
+    Such a key is padding. Layers replace its key and value inputs by 0, so that NaN there can't reach a result. In a
+    call of 0 queries, a field that broadcasts over queries, such as `allowed` (B, 1, 1, Lk), still makes padding.
     """
     padding = np.zeros((sizes.batch, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:

@@ -240,10 +240,10 @@ def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tab
 
 @lru_cache(maxsize=4)
 def traced_frequencies(settings: Rotary) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-    """Return the axis and the frequency of each pair, and the attention factor: tables of traced positions need these.
+    """Return position axis and frequency of each rotary pair, both (r / 2,), and the attention factor.
 
     Raises:
-        SpecError: the frequencies depend on the length of the sequence, which is traced too.
+        SpecError: the frequencies depend on the length of the sequence, which a compiler that traces does not know.
     """
     rule = rule_of(settings.rule)
     if rule is not None and rule.NEEDS_LENGTH:
@@ -260,9 +260,9 @@ DIGITS, BASE = 4, 256
 
 @lru_cache(maxsize=4)
 def digit_tables(settings: Rotary) -> Table:
-    """Return cosine and sine (DIGITS, BASE, r / 2) of the angle that each digit of a position adds.
+    """Return cosine and sine (DIGITS, BASE, r / 2) of the angle that each base-256 digit of a position adds.
 
-    In float32, position * frequency is too coarse. Each digit's angle is exact, and angles are added:
+    In float32, position * frequency is too coarse. So each digit's angle is made in float64, and angles are added:
     cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:

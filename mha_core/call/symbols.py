@@ -26,7 +26,7 @@ Symbols = dict[str, tuple[str | None, ...]]
 
 
 def symbols_of(shapes: Mapping[str, Shape]) -> Symbols:
-    """Return a symbol for each size in these shapes of a call's arrays; a size of 0 or 1 stays a number.
+    """Return array name -> a symbol for each axis, such as "b" for the batch size; None for axes of a fixed size.
 
     >>> symbols_of({"queries": (2, 5, 12), "keys": (2, 7, 12), "valid_lens": (2,), "bias": (4, 1, 7)})["bias"]
     (None, None, 'n')
@@ -59,7 +59,7 @@ def _axes(name: str, rank: int) -> tuple[str | None, ...]:
 
 
 def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the arrays' shapes with numbers in place of symbols.
+    """Return array name -> shape, with each symbol replaced by its number in `sizes`, and other axes as in `shapes`.
 
     >>> shapes_at({"bias": (None, "1 + p")}, {"bias": (1, 7)}, {"p": 9})
     {'bias': (1, 10)}
@@ -74,7 +74,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return name -> array of the type `kind` in a call, and (field, value) of each other field of its mask."""
+    """Return a call's arrays of type `kind` by name, and a tuple of (field, value) for the mask's other fields."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}

@@ -32,7 +32,7 @@ _NAME = re.compile(r"(\.[0-9a-f]{16}\.)?[0-9a-f]{64}\.kept")
 
 
 class Kept:
-    """The pieces (files with a digest each) of one cache folder.
+    """A cache folder: it maps a text key to bytes, each in a file of its own (a piece), with a digest.
 
     Args:
         folder: the path of the folder, which is made when the first piece is written.
@@ -106,7 +106,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def passed_over(folder: Path) -> str:
-    """Return a line about files in the cache folder that are not used, as others can write them; "" without any."""
+    """Return a line about cache files that are ignored because other users own or can write them; "" without any."""
     found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
     if not found:
         return ""
@@ -115,7 +115,7 @@ def passed_over(folder: Path) -> str:
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
-    """Return a folder's name for files that depend on versions and on other texts, such as flags or `machine()`.
+    """Return a folder's name with a digest of package versions and of other texts, such as flags or `machine()`.
 
     >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
     False
@@ -137,7 +137,7 @@ def machine() -> str:
 
 
 def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield (file, status) of each piece in a folder and its subfolders, and of no other file."""
+    """Yield (path, os.stat_result) of each cache file (piece) in a folder and its subfolders, and of no other file."""
     for place, _, names in os.walk(folder):
         for name in names:
             if _NAME.fullmatch(name):
@@ -146,7 +146,7 @@ def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Remove the least recently used pieces, down to half of `most_bytes`, if the pieces in a folder exceed it."""
+    """Remove the least recently used cache files, down to `most_bytes` / 2, if they exceed `most_bytes` together."""
     found = sorted(pieces(folder), key=lambda piece: piece[1].st_mtime)
     size = sum(status.st_size for _, status in found)
     if size <= most_bytes:
@@ -160,7 +160,7 @@ def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
 
 
 def remove(folder: Path) -> int:
-    """Remove all pieces in a folder, and folders that become empty; return how many pieces are left."""
+    """Remove all cache files in a folder, and folders that become empty; return how many cache files are left."""
     for path, _ in pieces(folder):
         with suppress(OSError):
             path.unlink()

@@ -24,7 +24,7 @@ MOST = 4
 
 
 def without_forward(module: object) -> str:
-    """Return a sentence if `module` is one of PyTorch that has no method forward; "" for all others.
+    """Return a sentence about a PyTorch module that has no method forward; "" for any other object.
 
     >>> without_forward(Path("a.pt"))
     ''
@@ -129,7 +129,7 @@ def near_file(path: Path) -> str:
 
 
 def taken_by(path: str | os.PathLike[str]) -> str:
-    """Return in words what is at a path that is no recording, and which command reads it.
+    """Return in words what a path holds that holds no recording of calls, and which command reads that.
 
     >>> taken_by("mine:attention").partition("; a")[0]
     'it is code, and no file: `mha check --subject mine:attention` judges a function'

@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def hidden(error: BaseException, packages: Collection[str] = ()) -> list[str]:
-    """Return a line for each file in the current folder that was imported, or may have been, in place of a module.
+    """Return a line for each file in the current folder that hides a standard-library module of the same name.
 
-    The file was imported by code from elsewhere, or `error` names the module.
+    A file counts if code outside this folder imported it, or if `error` names the module.
 
     Args:
         error: what was raised.
-        packages: names of packages that a file may hide too; the modules of Python always count.
+        packages: names of other packages that a file may hide.
 
     >>> hidden(AttributeError("module 'grp' has no attribute 'getgrnam'"))
     []

@@ -53,12 +53,12 @@ class Header:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read the header of a safetensors file, and check its seal.
+    """Read the header of a safetensors file, and check its seal (a digest of the header in the metadata), if any.
 
     The package safetensors checks offsets and shapes when it opens the file.
 
     Raises:
-        SpecError: it is not whole, has a name twice, has a name that is not printable, or does not fit its seal.
+        SpecError: the file is cut off, a name occurs twice or is not printable, or the seal is wrong.
     """
     raw = _raw_header(Path(path))
     found = parse_json_object(raw, what=f"{path} is not a whole safetensors file: its header")
@@ -99,7 +99,7 @@ def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict
 
 
 def to_sealed(arrays: Mapping[str, NDArray], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a file with these arrays and this metadata, and a seal."""
+    """Return the bytes of a safetensors file with these arrays, this metadata and a seal (a digest of the header)."""
     from safetensors.numpy import save
 
     data = save(dict(arrays), metadata={**metadata, SEAL: UNSEALED})
@@ -108,7 +108,7 @@ def to_sealed(arrays: Mapping[str, NDArray], metadata: Mapping[str, str]) -> byt
 
 
 def seal_file(path: Path) -> None:
-    """Put the digest into a file that was written with SEAL: UNSEALED in its metadata."""
+    """Replace the placeholder UNSEALED in the metadata of a safetensors file by the digest of the header."""
     raw = _raw_header(path)
     with path.open("r+b") as file:
         file.seek(8)
@@ -116,7 +116,7 @@ def seal_file(path: Path) -> None:
 
 
 def sealed_header(raw: bytes) -> bytes:
-    """Return the header with the digest in its place and the metadata sorted by name; its length stays the same.
+    """Return the header with its digest in place of UNSEALED, and with sorted metadata; its length stays the same.
 
     The package safetensors writes metadata in any order, but equal arrays must give equal files.
     """
@@ -208,5 +208,5 @@ def _archive(path: Path) -> str:
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return contiguous arrays: the format would write a view's whole buffer."""
+    """Return the arrays made contiguous, since safetensors would write the whole buffer of a view."""
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

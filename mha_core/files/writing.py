@@ -79,9 +79,9 @@ def check_different(**named: Path | None) -> None:
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Return a context with a path to write to. Its file replaces `path` if the block ends well; else it is removed.
+    """Return a context with a temporary path; its file replaces `path` if the block raises nothing, else it is removed.
 
-    It has the suffix of `path`, which writers and readers need. OSError if the disk is full or a folder is gone.
+    The temporary path has the suffix of `path`. Raises OSError if the disk is full or a folder is gone.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with written_whole(Path(folder) / "notes.txt") as temporary:

@@ -13,12 +13,12 @@ from mha_core.weights import Weights, check_weights
 
 
 def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> NDArray[np.int64]:
-    """(d,): new channel -> old channel of a head, when rotary pairs become (2 k, 2 k + 1), or (k, k + r / 2).
+    """Return indices (d,) of a head's channels that change one kind of rotary pairs to the other.
 
     Args:
         settings: the layer's rotary settings, whose own `interleaved` is not used.
         head_dim: d.
-        interleaved: whether the new pairs are (2 k, 2 k + 1); else (k, k + r / 2).
+        interleaved: True: pairs (k, k + r / 2) become (2 k, 2 k + 1). False: the reverse.
 
     >>> order_of_channels(Rotary(width=8), head_dim=8, interleaved=False)
     array([0, 2, 4, 6, 1, 3, 5, 7])
@@ -34,10 +34,10 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
 
 
 def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with rotary pairs (2 k, 2 k + 1) if `interleaved`, else (k, k + r / 2).
+    """Return an equal layer with rotary pairs (2 k, 2 k + 1) if `interleaved`, else (k, k + r / 2).
 
     Rows of q_proj and k_proj are reordered, and so are biases, norm weights and the additive score's matrices. The
-    stages `queries` and `keys`, and so a cache, have the new order of channels; every other result is the same.
+    channels of projected queries and keys, and so of a cache, have the new order. Every other result stays the same.
 
     Raises:
         SpecError: a layer without rotary positions or without projections, or weights that do not fit.

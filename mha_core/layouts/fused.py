@@ -25,12 +25,12 @@ Order = Callable[[int, int, int], NDArray[np.int64]]
 
 
 def in_a_row(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the order of rows in which all queries come first, then all keys, then all values."""
+    """Return the row numbers of queries, then keys, then values, in a fused matrix that has them in this order."""
     return np.arange((heads + 2 * groups) * width)
 
 
 def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the order of rows group by group: queries, key, value; with one query to a group, head by head.
+    """Return the row numbers of queries, then keys, then values, in a fused matrix of groups (queries, key, value).
 
     >>> by_groups(4, 2, 1)
     array([0, 1, 4, 5, 2, 6, 3, 7])
@@ -40,7 +40,7 @@ def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the order of rows in four blocks, each with the queries, values and keys of a quarter of the heads.
+    """Return the row numbers of queries, then keys, then values, in four blocks: a quarter of queries, values, keys.
 
     >>> by_quarters(4, 4, 1)
     array([ 0,  3,  6,  9,  2,  5,  8, 11,  1,  4,  7, 10])
@@ -52,13 +52,13 @@ def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 class FusedLayout(Layout):
-    """One matrix with the rows of queries, keys and values, all d wide, and an output projection.
+    """A layout with one matrix for the rows of queries, keys and values, all d wide, and an output projection.
 
-    The number of key heads follows from the rows and from the columns of the output projection.
+    The number of key heads follows from the shapes of both matrices.
 
     Args:
         fused, out: the names of the two modules.
-        order: (heads, groups, width) -> the order of the rows, such as `in_a_row`.
+        order: (H, G, d) -> the row numbers of queries, then keys, then values, such as `in_a_row`.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
         of: the model or library whose layers have this layout, for the summary.
@@ -155,9 +155,9 @@ class FusedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits`, and the fused matrix has more rows than the output projection has columns.
+        """Return whether `Layout.fits`, and the rows of the fused matrix fit the columns of the output projection.
 
-        Unless `grouped`, that matrix must have exactly three times as many rows as that projection has columns.
+        If `grouped`, there must be more rows than columns; else exactly three times as many.
         """
         fused, out = self.required
         if not super().fits(shapes) or fused not in shapes or out not in shapes:

@@ -211,7 +211,7 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
 
 
 def as_many_key_heads(layout: Layout, config: AttentionConfig) -> None:
-    """Raise SpecError unless there are as many key heads as query heads: layers of this layout need that."""
+    """Raise SpecError unless the config has as many key heads as query heads, as all layers of this layout do."""
     if config.num_kv_heads != config.num_heads:
         raise SpecError(
             f"layout {layout.name!r} has as many key heads as query heads. "
@@ -235,9 +235,9 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """Return copies of the gradients with canonical names, order and shapes, in their own dtype.
 
-    Gradients may be NaN or infinite, but weights may not. So the layout moves the index of each number, and the
-    gradients are taken in that order: a layout never changes a number. Biases that the layer has but the config lacks
-    (a layer with one switch for all biases) are dropped.
+    The layout is applied to the indices of the numbers, and then the gradients are indexed: layouts refuse arrays with
+    NaN or infinity, which gradients may have. Gradients of biases that the config lacks are dropped, since some layers
+    have one switch for all biases.
 
     Args:
         layout: the layout of the layer.

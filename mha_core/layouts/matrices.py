@@ -15,7 +15,7 @@ from mha_core.weights import Weights, check_weights
 
 
 class MatrixLayout(Layout):
-    """Four matrices, each with its own bias or none.
+    """A layout of four matrices, each with its own bias or none.
 
     Args:
         names: canonical projection -> its name in the layer.

@@ -22,7 +22,7 @@ from mha_core.weights import Weights, check_weights
 
 
 class PackedLayout(Layout):
-    """Matrices that each hold the rows of one or more projections of one size, and an output projection.
+    """A layout whose matrices each hold the rows of one or more projections of equal size; the last is out_proj.
 
     Args:
         packs: name of a matrix -> the projections in it.
@@ -31,9 +31,9 @@ class PackedLayout(Layout):
         interleaved: whether rows are ordered (head, projection, width), as MXNet's operators have
             them; otherwise (projection, head, width).
         transposed: whether matrices are (in, out).
-        one_switch: whether all biases are there, or none; otherwise each matrix has its own.
+        one_switch: whether a layer has all biases or none; otherwise each matrix has its own bias or none.
         bias_is_row: whether biases are matrices of one row.
-        checks_sizes: whether layers with the same names but other sizes belong to another layout.
+        checks_sizes: whether `fits` checks the numbers of rows, because another layout has the same names.
         separator, foreign: see `Layout`.
     """
 
@@ -117,7 +117,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits`; with `checks_sizes`, whether the numbers of rows fit the packs too."""
+        """Return whether `Layout.fits`, and, with `checks_sizes`, whether each matrix has rows for its projections."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)
@@ -149,7 +149,7 @@ class PackedLayout(Layout):
 
 
 class TorchSeparateLayout(Layout):
-    """torch.nn.MultiheadAttention with kdim or vdim: three matrices, one packed bias."""
+    """A layout of torch.nn.MultiheadAttention with kdim or vdim: three input matrices, one packed bias."""
 
     name = "torch-separate"
     summary = "torch.nn.MultiheadAttention with kdim or vdim"
@@ -188,7 +188,7 @@ class TorchSeparateLayout(Layout):
 
 
 def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
-    """Raise SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
+    """Raise SpecError unless all widths but kdim and vdim are equal, as torch.nn.MultiheadAttention needs."""
     width = config.query_dim
     for label, given, wanted in (
         ("num_kv_heads", config.num_kv_heads, config.num_heads),
@@ -202,7 +202,7 @@ def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
 
 
 class TorchPackedLayout(PackedLayout):
-    """torch.nn.MultiheadAttention with one width: in_proj_weight (3E, E), rows (projection, head, width)."""
+    """A layout of torch.nn.MultiheadAttention with one width E: in_proj_weight (3E, E), rows (projection, head, d)."""
 
     def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
         torch_sizes(self, config)

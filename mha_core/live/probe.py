@@ -49,13 +49,13 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Words:
-    """The arguments that a live layer can take.
+    """The arguments that a live layer (an object of a framework) can take.
 
     Attributes:
-        cross: whether keys may have another length than queries, and be another input.
-        values: whether values may be another input than keys.
+        cross: whether keys may differ from queries, in length too.
+        values: whether values may differ from keys.
         masks: the fields of an AttentionMask that it can take, of "valid_lens", "allowed", "causal" and "bias".
-        positions: the number of positions in its own tables, which a probe does not exceed. None: any number.
+        positions: the length of its position tables, the most queries and keys of a call. None: no limit.
     """
 
     cross: bool = True
@@ -122,18 +122,17 @@ PROBES = (
 
 @dataclass(frozen=True)
 class Reading:
-    """A live layer as it was read, and the function that runs it.
+    """A live layer (an object of a framework): the config and weights read from it, and a function that runs it.
 
     Attributes:
         name: the layer's name, for messages.
-        config, weights: the layer as it was read.
-        run: runs the layer, and must leave it unchanged. `check_reading` restores random states and suppresses
-            warnings.
+        config, weights: the settings and weights that were read from the layer.
+        run: inputs -> the layer's results by stage, at least "output"; it must leave the layer unchanged.
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
-        meant: inputs -> what a call with them means to this layer, such as a mask with the layer's own window.
-        natives: names of the `mha check` subjects for the framework's own layer of this kind, one for each of its
-            paths; the table of known deviations is searched for them.
+        meant: inputs -> inputs that include what the layer adds itself, such as its own window in the mask.
+        natives: names under which `mha check` tests the framework's own layer of this kind; its known deviations are
+            looked up by them.
     """
 
     name: str
@@ -160,7 +159,7 @@ def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
 
 
 def check_reading(reading: Reading) -> None:
-    """Run a live layer on the probes, and raise SpecError unless it computes what its weights say.
+    """Run a live layer on PROBES; raise SpecError if its results differ from the reference's with the same weights.
 
     Rows without an allowed key are not compared, because every framework deviates from the definition there.
 

@@ -49,7 +49,7 @@ def rounding_error(
     """Return the allowed error of each element of `weights`, `heads` and `output` of a layer with scaled dot products.
 
     Args:
-        state: the reference's State, from numbers of `dtype`.
+        state: the State of a reference run, with weights and inputs rounded to `dtype`.
         dtype: the dtype in which the layer computes, by name.
         squared_parameters: the squares of `state.parameters`, if the caller has them.
 

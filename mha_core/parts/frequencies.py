@@ -31,9 +31,9 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FrequencyRule:
-    """A rule that changes the frequencies of `plain`; its `frequencies` takes theta, r and the sequence's length.
+    """A rule that changes rotary frequencies: `frequencies` returns them, (r / 2,), and the attention factor.
 
-    That length is the largest position of the call and its past, plus 1.
+    Its argument `length` is the largest position of the call and its past, plus 1.
 
     Raises:
         SpecError: a field that is no number, or out of its range.
@@ -185,7 +185,7 @@ class LongRope(FrequencyRule):
 
 @dataclass(frozen=True)
 class Proportional(FrequencyRule):
-    """A rule that turns the first pairs alone, with the frequencies that they have if all turn (Gemma 4).
+    """A rule that turns the first pairs alone; their frequencies are the same as if all pairs turn (Gemma 4).
 
     >>> Proportional(partial_rotary_factor=0.5).frequencies(10000.0, 8, length=1)[0].round(4)
     array([1. , 0.1, 0. , 0. ])
@@ -209,7 +209,7 @@ RULES: dict[str, type[FrequencyRule]] = {
 
 
 def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | None:
-    """Return the rule of a mapping such as `rope_parameters`, without its `rope_theta`; None for "default".
+    """Return the rule that a mapping such as `rope_parameters` (without `rope_theta`) describes; None for "default".
 
     Raises:
         SpecError: an unknown name or field, or a missing field.

@@ -105,7 +105,7 @@ class QueryKeyNorm:
     def eps_in(self, tiny: float) -> float:
         """Return `eps`. SpecError if it is below `tiny`, the smallest normal number of the dtype of the arithmetic.
 
-        Frameworks that flush smaller numbers to 0 would make a head of zeros NaN.
+        A framework that flushes smaller numbers to 0 would return NaN for a head of zeros.
 
         >>> QueryKeyNorm(eps=1e-50).eps_in(tiny=2.0**-126)
         Traceback (most recent call last):
@@ -120,7 +120,7 @@ class QueryKeyNorm:
 
     @property
     def start(self) -> float:
-        """Return the initial value of a weight, with which the product changes nothing."""
+        """Return the initial value of a norm's weight, with which the norm multiplies by 1."""
         return 1.0 - self.offset
 
     def weight_shapes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
@@ -152,7 +152,7 @@ class Normed(NamedTuple):
 
 
 def norm(x: NDArray, settings: QueryKeyNorm, weight: NDArray | None, bias: NDArray | None) -> Normed:
-    """Norm the heads x (B, heads, L, d); weight and bias are (d,), (heads * d,) or None.
+    """Return the norm of heads x (B, heads, L, d), and its steps; weight and bias are (d,), (heads * d,) or None.
 
     >>> norm(np.array([[[[3.0, 4.0]]]]), QueryKeyNorm(eps=1e-12), np.array([1.0, 2.0]), None).result.round(3)
     array([[[[0.849, 2.263]]]])
@@ -172,9 +172,9 @@ def mean_axes(settings: QueryKeyNorm) -> tuple[int, ...]:
 
 
 def by_head(parameter: Any, shape: tuple[Any, ...]) -> Any:
-    """Return a weight or bias so that it broadcasts with (B, heads, L, d): (d,) stays, (heads * d,) is (heads, 1, d).
+    """Return a weight or bias that broadcasts with (B, heads, L, d): (d,) as it is, (heads * d,) as (heads, 1, d).
 
-    It may be an array of any framework. With one head, both shapes are (d,).
+    `parameter` may be an array of any framework. With one head, both shapes are (d,).
     """
     return parameter if parameter.shape[0] == shape[3] else parameter.reshape((shape[1], 1, shape[3]))
 

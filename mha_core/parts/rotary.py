@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return only the settings that matter with given tables: which channels turn, and in which pairs."""
+        """Return only the settings that matter if tables are given: which channels turn, and in which pairs."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property
@@ -238,7 +238,7 @@ UNITS = tuple(2.0**-bits for bits in (53, 24, 11, 8))
 
 
 def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int64] | None:
-    """Return the positions (1 or B, L) that give this table by these settings; None if there are none.
+    """Return the positions (1 or B, L) for which `tables` gives this table; None if there are none.
 
     Args:
         table: cos and sin, (1 or B, L, r / 2), in NumPy.
@@ -275,7 +275,7 @@ def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int
 
 
 def base_in(table: Table, settings: Rotary) -> float | None:
-    """Return the base that gives the angles of this table, without a rule; None if none is found.
+    """Return the base from which a table was made without a frequency rule; None if none is found.
 
     >>> base_in(tables(Rotary(width=6, base=50.0), np.array([[0, 1]]), length=2), Rotary(width=6))
     50.0

@@ -86,7 +86,7 @@ def d_similarity(state: State) -> NDArray:
 
 
 def d_additive_hidden(state: State) -> NDArray | None:
-    """Return (B, H, Lq, Lk, S): the gradient by A q + C k, inside the tanh; None unless the score is additive."""
+    """Return (B, H, Lq, Lk, S): the gradient of A q + C k, the tanh's argument; None unless the score is additive."""
     if state.config.score != "additive":
         return None
     slope = 1.0 - state["additive_hidden"] ** 2
@@ -140,9 +140,7 @@ NORMED = {
 
 
 def through_norm(state: State, order: str, name: str) -> NormGradients:
-    """Return the gradients of a norm's input and parameters.
-
-    It asserts that the layer has a query-key norm that acts in this order.
+    """Return the gradients of a norm's input and parameters. AssertionError if the layer has no norm in this order.
 
     Args:
         state: the run so far.
@@ -157,7 +155,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of a norm's input if the layer norms in this order, else of its result."""
+    """(B, heads, L, d): the gradient of the norm's input; unchanged in a layer without a norm in this order."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
@@ -321,13 +319,13 @@ BACKWARD: Mapping[str, Step] = {
 
 
 class ByStep(Protocol):
-    """Anything that is indexed by the names of steps, such as a State or Bounds."""
+    """An object that is indexed by the names of steps, such as a State or Bounds."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
 
 def collect_gradients(steps: ByStep) -> dict[str, Any]:
-    """Return name of a gradient in a Trace -> its entry in `steps`; the gradients of the inputs come first."""
+    """Return the gradients of a Trace by name, taken from `steps`; those of the layer's inputs come first."""
     bias = {} if steps["d_bias"] is None else {"bias": steps["d_bias"]}
     parameters = ("d_projection_parameters", "d_norm_parameters", "d_score_parameters")
     return {**steps["d_inputs"], **bias, **{name: x for step in parameters for name, x in steps[step].items()}}

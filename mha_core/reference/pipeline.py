@@ -32,11 +32,11 @@ def run(
     forward: Mapping[str, Step] | None = None,
     backward: Mapping[str, Step] | None = None,
 ) -> Trace:
-    """Run the pipeline in float64.
+    """Compute attention and its gradients in float64, step by step.
 
     Args:
-        config, weights, inputs: the problem. Numbers of any dtype are used as they are.
-        forward, backward: name -> step, in order; pipelines in place of FORWARD and BACKWARD.
+        config, weights, inputs: the layer and the call. Numbers of any dtype are used as they are.
+        forward, backward: step name -> function, in order; they replace the tables FORWARD and BACKWARD.
 
     Returns:
         A Trace of float64 arrays: all seven stages, and gradients if `inputs.cotangent` is given.
@@ -57,7 +57,7 @@ def run_state(
     backward: Mapping[str, Step] | None = None,
     sizes: CallSizes | None = None,
 ) -> State:
-    """Run the pipeline as `run` does, and return the State, which holds the array of every step.
+    """Compute attention as `run` does, and return the State, which holds the array of every step.
 
     With `sizes`, the result of an earlier check, weights and inputs are not checked again. Raises as `run` does.
     """

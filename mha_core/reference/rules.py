@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """One rule.
+    """A rule of this project's definition of multi-head attention.
 
     id: its name, in kebab-case. about: the question that it answers. text: what the definition says, in Markdown.
     """

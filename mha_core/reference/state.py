@@ -17,7 +17,7 @@ from mha_core.weights import Weights
 
 @dataclass
 class State:
-    """The problem, and the arrays of the steps that have run, by name.
+    """A run of the reference: the layer, the call, and the result of each step so far.
 
     Attributes:
         config, inputs, sizes: the layer and the call. Inputs that are split into heads are merged here.
@@ -37,7 +37,7 @@ class State:
         return self.arrays[name]
 
     def copy(self) -> State:
-        """Return this State with a dict of arrays of its own; the arrays are the same."""
+        """Return a copy with a dict of arrays of its own; the arrays themselves are shared."""
         return State(self.config, self.parameters, self.inputs, self.sizes, self.is_split, dict(self.arrays))
 
     def heads_of(self, name: str) -> NDArray:
