@@ -23,7 +23,7 @@ SOFTMAX_BACKWARD_ROUNDINGS = 8
 
 
 def through_projection(projection: str, b: Bounds) -> Bounded:
-    """(B, L, out) -> (B, L, in): the bound of the gradient with respect to a projection's input."""
+    """(B, L, out) -> (B, L, in): the error bound of the gradient with respect to a projection's input."""
     gradient: Bounded = b[f"d_{PROJECTED[projection][1]}"]
     if not b.state.config.projections:
         return gradient
@@ -41,7 +41,7 @@ def d_values(b: Bounds) -> Bounded:
 
 
 def d_scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of dS = P (dP - D). D is the row sum of P dP, which equals the row sum of dO O."""
+    """(B, H, Lq, Lk): the error bound of dS = P (dP - D). D is the row sum of P dP, equal to the row sum of dO O."""
     state, r, weights, d_weights = b.state, b.rounding, b["weights"], b["d_weights"]
     by_weights = r.product(_rows(weights), _columns(d_weights)).map(lambda array: array[..., 0])
     by_heads = r.product(_rows(b["d_heads"]), _columns(b["heads"])).map(lambda array: array[..., 0])
@@ -65,7 +65,7 @@ def _columns(x: Bounded) -> Bounded:
 
 
 def d_bias(b: Bounds) -> Bounded | None:
-    """Return the bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
+    """Return the error bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
     bias = b.state.inputs.mask.bias
     return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 
@@ -90,7 +90,7 @@ def _to_shape(r: Rounding, x: Bounded, shape: tuple[int, ...]) -> Bounded:
 
 
 def d_similarity(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of the gradient dS (1 - tanh^2(x / c)) of the similarity x before the softcap c."""
+    """(B, H, Lq, Lk): the error bound of dS (1 - tanh^2(x / c)), the gradient of the scores x before the softcap c."""
     state, r, d_scores = b.state, b.rounding, b["d_scores"]
     softcap = state.config.softcap
     if softcap is None:
@@ -109,7 +109,7 @@ def d_similarity(b: Bounds) -> Bounded:
 
 
 def d_additive_hidden(b: Bounds) -> Bounded | None:
-    """(B, H, Lq, Lk, S): the bound of the gradient of A q + C k, which is inside the tanh; None for other scores."""
+    """(B, H, Lq, Lk, S): the error bound of the gradient of A q + C k, the tanh's argument; None for other scores."""
     hidden, r = b["additive_hidden"], b.rounding
     if hidden is None:
         return None
@@ -151,7 +151,7 @@ def d_keys(b: Bounds) -> Bounded:
 
 
 def d_score_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient, for the additive score's three arrays; empty for a dot product."""
+    """Return name -> error bound of the gradient, for the additive score's three arrays; empty for a dot product."""
     if b.state.config.score != "additive":
         return {}
     sums, r = b.once(_sums), b.rounding
@@ -208,12 +208,12 @@ def _either(one: Bounded, other: Bounded) -> Bounded:
 
 
 def without_past(step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk - Lp, d or dv): the bound of `step` (B, G, Lk, .) without the Lp keys of the past."""
+    """(B, G, Lk - Lp, d or dv): the error bound of `step` (B, G, Lk, d or dv) without the Lp keys of the past."""
     return b[step].map(lambda array: array[:, :, b.state.sizes.past_len :])
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the gradient of the input of the norm `name`.
+    """(B, heads, L, d): the error bound of the gradient of the input of the norm `name`.
 
     If the layer has no norm in this order ("before" or "after" the rotation), the gradient passes unchanged.
     """
@@ -225,7 +225,7 @@ def normed(order: str, name: str, b: Bounds) -> Bounded:
 
 
 def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
-    """Return the bounds of the gradients of a norm's input and parameters.
+    """Return the error bounds of the gradients of a norm's input and parameters.
 
     The layer must have the norm where `order` says: "before" or "after" the rotation.
     """
@@ -235,7 +235,7 @@ def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
 
 
 def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
+    """Return name -> error bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
     settings = b.state.config.query_key_norm
     made = {} if settings is None else {name: through_norm(b, settings.order, name) for name in NORMS}
     found = {f"{name}.{kind}": getattr(bounds, kind) for name, bounds in made.items() for kind in ("weight", "bias")}
@@ -243,13 +243,13 @@ def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def turned(side: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the gradient of a side, "queries" or "keys", before its rotation."""
+    """(B, heads, L, d): the error bound of the gradient of `side`, "queries" or "keys", before its rotation."""
     gradient: Bounded = b[f"d_rotated_{side}"]
     return gradient if b.state.config.rotary is None else rotated(b, gradient, side, back=True)
 
 
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient of each projection's W and b; empty in a layer without projections.
+    """Return name -> error bound of the gradient of each projection's W and b; empty in a layer without projections.
 
     With dY as the gradient of x W^T + b, W has the gradient dY^T x, and b the sum of the rows of dY.
     """
@@ -263,7 +263,7 @@ def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def d_inputs(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient: of queries, keys and values, and of past keys and values, if any."""
+    """Return name -> error bound of the gradient, for queries, keys, values, and past keys and values, if any."""
     state = b.state
     found: dict[str, Bounded] = {
         "queries": b["d_query_inputs"],

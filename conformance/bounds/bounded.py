@@ -34,9 +34,9 @@ enough that the rounding of the reference doesn't make equal numbers differ."""
 
 
 def copies(x: NDArray) -> NDArray:
-    """Return for each number how many numbers along the last axis have the same digits; it counts itself.
+    """Return for each number how many numbers along the last axis, itself included, have the same mantissa.
 
-    Sign and power of two are ignored: numbers that differ only in them have equal relative rounding errors.
+    Sign and power of two do not matter: numbers that differ only in them have equal relative rounding errors.
 
     >>> copies(np.array([0.3, 0.7, -0.6, 0.3, 1.0]))
     array([3, 1, 3, 3, 1])
@@ -56,7 +56,7 @@ def copies(x: NDArray) -> NDArray:
 
 
 def total_copies(x: NDArray) -> NDArray:
-    """Return the sum, along the last axis, of the squared size of each group of numbers with equal digits.
+    """Return the sum of `copies` along the last axis, which has n^2 for each group of n equal mantissas.
 
     >>> total_copies(np.array([[0.3, 0.7, -0.6, 0.3, 1.0]]))
     array([11])
@@ -119,7 +119,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rules by which errors add up in one precision, deterministically or probabilistically."""
+    """The rules by which rounding errors add up in a precision: in the worst case, or by chance (`probabilistic`)."""
 
     precision: Precision
     probabilistic: bool
@@ -133,13 +133,13 @@ class Rounding:
         return np.where(total < self.precision.linear_below, total, roots)
 
     def unit(self, u: float) -> float:
-        """Return the bound on the relative error of one rounding: u, or LAMBDA * u if errors add up by chance."""
+        """Return the bound on the relative error of one rounding: u, or LAMBDA * u if `probabilistic`."""
         return LAMBDA * u if self.probabilistic else u
 
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
-        """Return the bound on the error of n roundings in a row, relative to the sum of magnitudes.
+        """Return the error bound of a sum with n roundings, relative to the sum of its terms' magnitudes.
 
-        `squares`: the sum of the squared sizes of all groups of equal terms, such as 3^2 + 2^2. Default: all differ.
+        `squares`: the sum of n^2 over all groups of n equal terms, such as 3^2 + 2^2. Default: all terms differ.
         """
         worst = n * u / (1.0 - n * u) if n * u < 1.0 else np.inf
         if not self.probabilistic:
@@ -148,17 +148,16 @@ class Rounding:
         return np.minimum(worst, np.expm1(LAMBDA * root * u + n * u * u / (1.0 - u)))
 
     def within(self, furthest: Any, width: Any) -> Any:
-        """Return the bound on the error of a number that stays within an interval.
+        """Return the error bound of a number that is known to lie in an interval of this width.
 
-        `furthest`: the distance to the interval's further end, the deterministic bound. `width`: the interval's width.
-
-        The standard deviation is at most half the width (Popoviciu), and the probabilistic bound is LAMBDA standard
-        deviations. This is not cut off at the ends, because then errors could not be added up by their squares.
+        The worst case is `furthest`, the distance to the interval's further end. The probabilistic bound is LAMBDA
+        standard deviations, which are at most half the width (Popoviciu). It is not cut off at the ends, because then
+        errors could not be added up by their squares.
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
     def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-        """Return the bound on the error of f(x), for a rising f of slope at most 1; less than x's where f is flat."""
+        """Return the error bound of `rising(x)`, for a function with slopes in 0..1; below x's where it is flat."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
@@ -203,7 +202,7 @@ class Rounding:
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))
 
     def total(self, a: Bounded, axes: tuple[int, ...], *, keepdims: bool = False) -> Bounded:
-        """Return the sum over some axes, rounded as `store` does. The errors may all have one sign, so they add up."""
+        """Return the sum over some axes, rounded as `store` does. Errors add up linearly: they may have one sign."""
         n = int(np.prod([a.v.shape[axis] for axis in axes], dtype=int))
         carried = a.e.sum(axis=axes, keepdims=keepdims)
         squares = None
@@ -213,10 +212,11 @@ class Rounding:
         return self.store(Bounded(a.v.sum(axis=axes, keepdims=keepdims), self.add(carried, summation)))
 
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
-        """Return the bound (..., m, k) on what errors (..., m, n) become in a product with factors (..., n, k).
+        """Return the bound (..., m, k) on `errors @ factors`, for errors (..., m, n) of unknown signs.
 
-        Independent errors add up to the root of the sum of their squares. Where c of them are equal, each square counts
-        c times (Cauchy and Schwarz). Errors of one cause add up with the signs of the factors; the larger sum counts.
+        The worst case is the sum of all magnitudes. If `probabilistic`, it is the larger of two sums: of independent
+        errors (the root of the sum of squares, in which c equal errors count c times: Cauchy and Schwarz), and of
+        errors of one cause (which add up with the signs of the factors).
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])
@@ -272,13 +272,13 @@ Found = TypeVar("Found")
 
 @dataclass
 class Bounds:
-    """The argument of every step's bound, as a State is the argument of every step of the reference.
+    """A table of the error bounds found so far: the argument of each function that finds the bound of a step.
 
     Attributes:
-        state: the arrays that the reference computed, of every step.
+        state: the arrays of all steps, as the reference computed them.
         rounding: the rules by which errors add up.
-        steps: name of an earlier step -> its bound; `bounds[name]` reads it. A bound is a Bounded; for a step that
-            returns None it is None, and for a step that returns a dict of gradients it is a dict of Bounded.
+        steps: name of an earlier step -> its bound, which `bounds[name]` reads: a Bounded, a dict of Bounded for a
+            step with a dict of gradients, or None for a step that returns None.
     """
 
     state: State
@@ -290,11 +290,11 @@ class Bounds:
         return self.steps[name]
 
     def heads_of(self, name: str) -> Bounded:
-        """Return the bound of `keys` or `values` with each head repeated for the query heads that read it."""
+        """Return the error bound of `keys` or `values`, with each head repeated for the query heads that read it."""
         return self[name].map(lambda array: repeat_kv_heads(array, self.state.config.num_heads))
 
     def once(self, compute: Callable[[Bounds], Found]) -> Found:
-        """Return `compute(self)`, which is computed once for all steps that share it."""
+        """Return `compute(self)`. The result is cached, for all steps that need it."""
         if compute not in self._found:
             self._found[compute] = compute(self)
         return self._found[compute]

@@ -40,13 +40,13 @@ WEIGHTLESS = -1000.0
 
 
 class Growth(NamedTuple):
-    """Bounds on the relative errors of the weights: of each by itself, and of all weights of a row together.
+    """Bounds on the relative errors of the attention weights: of each by itself, and of a whole row together.
 
     Attributes:
-        own: (B, H, Lq, Lk); each weight may be wrong by a factor of at most e^own. This covers the errors of the score,
-            of subtracting the maximum, of a product with log2(e) in base 2, and of the exponential.
-        shared: (B, H, Lq, 1); all weights of a row may be wrong by one factor of at most 1 + shared, the error of the
-            sum that the row is divided by (or of the maximum and the logarithm of the sum in exp(score - logsumexp)).
+        own: (B, H, Lq, Lk). A weight may be wrong by a factor of up to e^own: by the errors of its score, of
+            subtracting the maximum, of a product with log2(e) in base 2, and of the exponential.
+        shared: (B, H, Lq, 1). A row may be wrong by a common factor of up to 1 + shared: by the error of the sum by
+            which it is divided, or, in exp(score - logsumexp), of the maximum and the logarithm.
     """
 
     own: NDArray
@@ -134,10 +134,10 @@ def _any_key(own: NDArray) -> NDArray:
 
 
 def heads(b: Bounds) -> Bounded:
-    """(B, H, Lq, dv): the bound of the output of each head, weights @ values.
+    """(B, H, Lq, dv): the error bound of the output o of each head, weights @ values.
 
-    An error in one weight is multiplied by |v_j - o|, since moving weight between equal values changes nothing. The
-    error that all weights of a row share is a factor of the whole sum.
+    An error in weight j is multiplied by |v_j - o|, because moving weight between equal values changes nothing. The
+    error that all weights of a row share is a factor of o.
     """
     state, r = b.state, b.rounding
     values = b.heads_of("values")
@@ -166,10 +166,10 @@ def heads(b: Bounds) -> Bounded:
 
 
 def least(r: Rounding, state: State) -> dict[str, NDArray]:
-    """Return arrays that are nowhere above the bounds of the steps `weights` and `heads`, at a hundredth of the cost.
+    """Return lower limits of the error bounds of `weights` and `heads` by name, at a hundredth of the bounds' cost.
 
-    They are parts of those bounds: the roundings of scores, of a row's sum and of a weight, and of the weighted sum. Of
-    errors that are added by their squares, the largest counts; n of them give at least 1 / sqrt(n) of their sum.
+    Only the roundings of scores, of a row's sum, of a weight and of the weighted sum count. Where the bounds add errors
+    by their squares, the limits take the largest error, or, for n errors, 1 / sqrt(n) of their sum.
     """
     p, weights, heads = r.precision, state["weights"], state["heads"]
     n, keys = max(weights.shape[-1], 1), state["allowed"]
@@ -201,12 +201,12 @@ def _own_roundings(r: Rounding, key_len: int) -> float:
 
 
 def exact(step: str, b: Bounds) -> Bounded:
-    """Return the bound of a step that changes no number, which is 0 everywhere."""
+    """Return the result of `step`, which changes no number, with an error bound of 0."""
     return Bounded.exact(b.state[step])
 
 
 def project(projection: str, b: Bounds) -> Bounded:
-    """(B, L, in) -> (B, L, out): the bound of x W^T + b, with the bias as the last or the first term of the sum."""
+    """(B, L, in) -> (B, L, out): the error bound of x W^T + b, whether b is the first or the last term of the sum."""
     x: Bounded = b[PROJECTED[projection][0]]
     if not b.state.config.projections:
         return x
@@ -215,7 +215,7 @@ def project(projection: str, b: Bounds) -> Bounded:
 
 
 def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
-    """Return the bound of X W + b, with the bias as the last or the first term of the sum."""
+    """Return X W + b with its error bound, whether b is the first or the last term of the sum."""
     projected = r.product(x, weight)
     if bias is None:
         return projected
@@ -224,24 +224,24 @@ def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bo
 
 
 def split(step: str, num_heads: str, b: Bounds) -> Bounded:
-    """(B, L, H * d) -> (B, H, L, d): the bound of `step`, split into heads; `num_heads` is the config's field."""
+    """(B, L, H * d) -> (B, H, L, d): the error bound of `step`, split into heads; `num_heads` names a config field."""
     return b[step].map(partial(split_heads, num_heads=getattr(b.state.config, num_heads)))
 
 
 def turned(side: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the rotation of a side, "queries" or "keys"."""
+    """(B, heads, L, d): the error bound of `side`, "queries" or "keys", after the rotation by positions."""
     x: Bounded = b[f"normed_{side}"]
     return x if b.state.config.rotary is None else rotated(b, x, side)
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of `step` after the norm `name`, if the layer norms in this `order`."""
+    """(B, heads, L, d): the error bound of `step` after the norm `name`, if the layer norms in this `order`."""
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 for the past, then the bound of the new ones."""
+    """(B, G, Lk, d or dv): the error bound of `keys` or `values`: 0 for the past, then the bound of the new ones."""
     new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))
@@ -251,7 +251,7 @@ def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
 
 
 def additive_hidden(b: Bounds) -> Bounded | None:
-    """(B, H, Lq, Lk, S): the bound of tanh(A q + C k). Its slope is at most 1, so it makes no error larger."""
+    """(B, H, Lq, Lk, S): the error bound of tanh(A q + C k). The slope of tanh is at most 1, so no error grows."""
     hidden = b.state["additive_hidden"]
     if hidden is None:
         return None
@@ -265,7 +265,7 @@ def additive_hidden(b: Bounds) -> Bounded | None:
 
 
 def similarity(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of the score function with its scale."""
+    """(B, H, Lq, Lk): the error bound of the score function with its scale."""
     if b.state.config.score == "additive":
         vector = Bounded.exact(b.state.parameters["score.vector"][:, None])
         return b.rounding.product(b["additive_hidden"], vector).map(lambda array: array[..., 0])
@@ -273,7 +273,7 @@ def similarity(b: Bounds) -> Bounded:
 
 
 def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
-    """Return the bound of a @ b * scale, rounded to the storage dtype, whether a, b or the product is scaled."""
+    """Return a @ b * scale in the storage dtype with its error bound, whether a, b or the product is scaled."""
     r, scale = bounds.rounding, bounds.state.config.softmax_scale
     scaled = Bounded(a.v * scale, a.e * abs(scale))
     plain = r.product(scaled, b)
@@ -287,7 +287,7 @@ def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
 
 
 def capped(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of c tanh(x / c), where x is the similarity."""
+    """(B, H, Lq, Lk): the error bound of c tanh(x / c), for the scores x and the softcap c."""
     state, r, x = b.state, b.rounding, b["similarity"]
     softcap = state.config.softcap
     if softcap is None:
@@ -300,12 +300,12 @@ def capped(b: Bounds) -> Bounded:
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
-    """Return the bound on c times the error of x / c, the argument of a softcap's tanh; c may be rounded as well."""
+    """Return c times the error bound of x / c, the argument of a softcap's tanh; c may be rounded as well."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
 
 
 def scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of the capped similarity plus the additive bias; excluded keys' scores don't count."""
+    """(B, H, Lq, Lk): the error bound of the capped scores plus the additive bias; excluded keys don't count."""
     state, found = b.state, b["capped"]
     if state.inputs.mask.bias is not None:
         found = b.rounding.plus(found, Bounded.exact(additive_bias(state.inputs.mask)))

@@ -90,10 +90,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
 def norm(
     r: Rounding, x: Bounded, epsilon: float, scale: Bounded | None, bias: Bounded | None, *, centred: bool
 ) -> Bounded:
-    """Return the bound of the LayerNorm of x over the last axis (not `centred`: RMSNorm), however it is computed.
+    """Return LayerNorm(x) over the last axis (RMSNorm unless `centred`) with its error bound, however it is computed.
 
-    The variance may be mean((x - m)^2) or mean(x^2) - m^2. With the reciprocal s, (x - m) s may be computed as
-    x s - m s, and the bias added to the second term.
+    With the mean m, the variance may be mean((x - m)^2) or mean(x^2) - m^2. With the reciprocal s of its root,
+    (x - m) s may be computed as x s - m s, and the bias may be added to the second term.
     """
     u, n = r.precision.u, x.v.shape[-1]
     squares = r.store(Bounded(x.v**2, r.add(2.0 * np.abs(x.v) * x.e, x.e**2)))

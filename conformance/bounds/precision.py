@@ -65,7 +65,7 @@ class Precision:
         return replace(self, multiply=multiply)
 
     def with_kernel(self, kernel: SoftmaxKernel) -> Precision:
-        """Return this precision with the exponential and the key blocks of the softmax on a backend's path."""
+        """Return this precision with `exp_ulps` and `key_block` of a backend's softmax."""
         return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
 
     def key_blocks(self, key_len: int) -> int:
@@ -109,10 +109,10 @@ class Precision:
 
     @property
     def lost_weight(self) -> float:
-        """Return the number below which weights may become 0, when stored or before that, as exponentials.
+        """Return the number below which an attention weight may become 0: when stored, or before, as an exponential.
 
-        For an exponential it is twice the smallest normal number of the softmax: libraries form 2^n e^f as
-        2 (2^(n - 1) e^f), because the largest n would overflow, and the half in brackets may be flushed.
+        An exponential may become 0 below twice the smallest normal number of the softmax dtype. Libraries form 2^n e^f
+        as 2 (2^(n - 1) e^f), because the largest n would overflow, and the half in brackets may be flushed.
 
         >>> float32 = Precision.of("float32")
         >>> float32.lost_weight / float32.tau
@@ -122,9 +122,9 @@ class Precision:
 
     @cached_property
     def linear_below(self) -> float:
-        """Return the error below which errors add up one by one, and not as the root of their squares.
+        """Return the size below which errors add up linearly, and not by their squares.
 
-        Such errors come from flushing to zero, which always errs to one side. Below 1e-140 squares would underflow.
+        So small errors come from flushing to zero, which always errs to one side. Below 1e-140 squares would underflow.
         """
         return max(min(1e12 * self.tau, 2.0**-14), 1e-140)
 
@@ -149,10 +149,10 @@ NEARLY = 16.0
 
 
 def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | None:
-    """Return the narrowest dtype that holds all arrays, if they are nearly right and it is below `dtype`; else None.
+    """Return the narrowest dtype that holds all arrays exactly, if it is narrower than `dtype`; else None.
 
     Args:
-        pairs: of each array, the subject's and the right one.
+        pairs: (computed array, right array) for each array. If they are far apart, the result is None.
         dtype: the dtype in which the arrays should have been computed.
 
     >>> third = np.array([1 / 3, 2 / 3])

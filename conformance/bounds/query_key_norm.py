@@ -18,7 +18,7 @@ ROOT_ULPS = 4.0
 
 
 class BoundedNorm(NamedTuple):
-    """The steps of a norm with their bounds: x times `factor` is `unit`, and that times `scale` is `result`.
+    """The steps of a norm with their error bounds: unit = x * factor, result = unit * scale + bias.
 
     factor (B, heads or 1, L, 1), unit and result (B, heads, L, d). scale: offset + weight; None without weights.
     """
@@ -30,7 +30,7 @@ class BoundedNorm(NamedTuple):
 
 
 def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> BoundedNorm:
-    """Return the norm `name` ("q_norm" or "k_norm") of x, with the bounds of its steps."""
+    """Return the steps of the norm `name` ("q_norm" or "k_norm") of x, with their error bounds."""
     r, axes = b.rounding, mean_axes(settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))
     exact = norm(x.v, settings, weight, bias)
@@ -59,7 +59,7 @@ def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> Bo
 
 
 class NormBounds(NamedTuple):
-    """The bounds of the gradients of a norm: of its input, and of its weight and bias (None without them)."""
+    """The error bounds of the gradients of a norm: of its input, and of its weight and bias (None without them)."""
 
     x: Bounded
     weight: Bounded | None
@@ -67,7 +67,7 @@ class NormBounds(NamedTuple):
 
 
 def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: QueryKeyNorm) -> NormBounds:
-    """Return the bounds of the gradients of the norm `name`, from the bound of its result's gradient."""
+    """Return the error bounds of the gradients of the norm `name` of x, from `gradient`, that of the norm's result."""
     r, axes, us = b.rounding, mean_axes(settings), b.rounding.precision.us
     steps = bounded_norm(b, name, x, settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))

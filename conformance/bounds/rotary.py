@@ -11,7 +11,7 @@ ANGLE_ULPS = 4.0
 
 
 def rotated(b: Bounds, x: Bounded, side: str, *, back: bool = False) -> Bounded:
-    """(B, heads, L, d): x turned by the table of `side`, "queries" or "keys"; `back`: the other way, for gradients."""
+    """(B, heads, L, d): x rotated by the table of `side`, "queries" or "keys"; in the reverse direction if `back`."""
     settings = b.state.config.rotary
     assert settings is not None
     table: Table = getattr(b.state["rotary_tables"], side)

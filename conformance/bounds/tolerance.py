@@ -28,13 +28,13 @@ SURELY = 0.999
 
 
 class AllowedError(Mapping[str, NDArray]):
-    """The error allowed in each element: stage name, or "gradients.NAME" -> array of the stage's or gradient's shape.
+    """A mapping of each stage's name and each "gradients.NAME" to an array of the error allowed in each element.
 
-    It is computed when it is first read: many subjects show no gradients, and some give no answer at all.
+    An array is computed when it is first read, because many layers under test return no gradients.
 
     Args:
-        state: the reference's run of a problem that was rounded to the storage dtype.
-        precision: the arithmetic of the subject.
+        state: a run of the reference, with weights and inputs rounded to the storage dtype.
+        precision: the arithmetic of the layer under test.
     """
 
     def __init__(self, state: State, precision: Precision) -> None:
@@ -57,9 +57,9 @@ class AllowedError(Mapping[str, NDArray]):
         return len(self._names)
 
     def least(self) -> dict[str, NDArray]:
-        """Return "weights" and "output" -> an array nowhere above the allowed error, and found far sooner.
+        """Return lower limits of the errors allowed in "weights" and "output" by name; they are found far sooner.
 
-        It is empty for layers with projections or dropout, and after all errors were computed.
+        The dict is empty for layers with projections or dropout, and once all allowed errors have been computed.
         """
         if self._bounds is None:
             return {}
@@ -83,10 +83,10 @@ class AllowedError(Mapping[str, NDArray]):
 
 
 def allowed_error_of_steps(state: State, precision: Precision) -> dict[str, NDArray]:
-    """Return step name -> the error allowed in each element of the step's result, as `AllowedError` has it.
+    """Return step name -> array of the error allowed in each element of the step's result (see `AllowedError`).
 
-    Gradients that a step gives in a dict have names "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
-    or give None have no entry.
+    Gradients that a step returns in a dict have names "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
+    or return None have no entry.
     """
     return _smaller(_of_steps, _worst_and_likely(state, precision))
 
@@ -151,7 +151,7 @@ def _of_steps(bounds: Bounds) -> dict[str, Bounded]:
 
 
 def of_all(bounds: Bounds) -> Bounds:
-    """Compute the bounds of all steps that the reference ran, put them into `bounds`, and return it."""
+    """Put the error bounds of all steps that the reference ran into `bounds.steps`, and return `bounds`."""
     _run(FORWARD_BOUNDS, bounds)
     if bounds.state.inputs.cotangent is not None:
         _run(BACKWARD_BOUNDS, bounds)
