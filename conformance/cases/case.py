@@ -25,26 +25,25 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Case:
-    """One case.
+    """A test case of `mha check`: a layer and one call of it, with random numbers unless there is a `source`.
 
     Args:
         id: its name, as `mha check --case` takes it.
-        catches: what goes wrong in an implementation that fails it.
+        catches: in words, the mistake that an implementation makes if it fails the case.
         config: the layer.
         batch, query_len, key_len: B, Lq, Lk.
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (for a config without projections).
         mask: (random generator, case) -> the mask; None if there is none.
-        positions: (random generator, case) -> positions or tables of angles, for a layer with rotary positions.
-            Default: positions are counted.
+        positions: (random generator, case) -> rotary positions or tables. Default: positions are counted.
         training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: (random generator, problem made from the fields above) -> the final problem; None: no change.
         same_sizes: the reason why two sizes may be equal; "" if they may not.
         trivial_mask: the reason why the mask may exclude nothing or everything; "" if it may not.
-        source: a function that returns the problem, if it is not drawn at random; else None.
-        expensive: whether the case takes so long that searches over many hypotheses should leave it out.
-        as_users_run: whether a compiling framework runs the case in float32 with its own compiler settings.
+        source: a function that returns the problem; None: the problem is drawn at random.
+        expensive: whether the case takes so long that searches that run many cases should leave it out.
+        as_users_run: whether frameworks that compile run the case, in float32, with their default compiler settings.
     """
 
     id: str
@@ -69,7 +68,7 @@ class Case:
 
     @classmethod
     def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
-        """Return a case of a given problem. `why`: the reason why it may have equal sizes and a trivial mask."""
+        """Return a case of a given problem. `why` is its `same_sizes` and its `trivial_mask`."""
         sizes = problem.sizes
         return cls(
             id,
@@ -84,7 +83,7 @@ class Case:
         )
 
     def build(self) -> Problem:
-        """Return the Problem of this case. SpecError if it would test nothing: equal sizes, or a trivial mask."""
+        """Return the Problem of this case. SpecError if sizes are equal or the mask is trivial without a reason."""
         self._check_sizes()
         problem = self._random_problem() if self.source is None else self.source()
         self._check_mask(problem)

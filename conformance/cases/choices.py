@@ -43,7 +43,7 @@ _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
 
 def lengths_up_to_all(made: Made) -> Sequence[int]:
-    """Return the numbers of keys that an item or a query may attend to: Lk, Lk - 1, ..., 0."""
+    """Return the options for the number of keys that an item or a query may attend to: Lk, Lk - 1, ..., 0."""
     return range(made["Lk"], -1, -1)
 
 
@@ -62,12 +62,12 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def even_widths(made: Made) -> Sequence[int]:
-    """Return the numbers of channels that may turn in a head of width d: the even ones up to d, the largest first."""
+    """Return the options for the rotary width in a head of width d: the even numbers up to d, the largest first."""
     return range(made["d"] // 2 * 2, 0, -2)
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return the ways in which a call may give positions, such as "tables"; "counted" only if no offset is negative."""
+    """Return the options for how a call gives rotary positions, such as "tables"; "counted" needs offsets >= 0."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -133,7 +133,7 @@ SMALL: Space = {
 
 @dataclass(frozen=True)
 class Description:
-    """Everything that has been chosen for one problem.
+    """A collection of the choices from which one problem is made.
 
     Attributes:
         config, sizes: the layer, and B, Lq, Lk and Lp of the call.
@@ -146,7 +146,9 @@ class Description:
 
 
 class Asker:
-    """A chooser of values in a space of options, which remembers them.
+    """A function `ask(name)` that returns what `choose(name, options)` chooses, and remembers it in `made`.
+
+    `space` has the options of each name, or a function that returns them, given the earlier choices.
 
     >>> ask = Asker(lambda name, options: options[-1], {"Lk": (1, 2), "Lp": lambda made: range(made["Lk"]), "B": (5,)})
     >>> ask("Lk"), ask("Lp"), ask("B")
@@ -167,10 +169,10 @@ class Asker:
 
 
 def describe(choose: Choose) -> Description:
-    """Return the Description of a problem, with every choice made by `choose`.
+    """Return the Description of a problem; `choose(name, options)` makes each choice.
 
-    The order of the choices must not change, because a random case `random-SEED-INDEX` takes them from a stream. New
-    choices come last, and only in cases with another form of name, such as `random-SEED-INDEX-parts`.
+    The order of the choices must not change, because a case `random-SEED-INDEX` takes them from one random stream.
+    New choices come last, and only in cases whose names have another form, such as `random-SEED-INDEX-parts`.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

@@ -55,7 +55,7 @@ BROADCAST = ("allowed", "bias", *TABLES)
 
 
 def differences(case: Case, other: Case) -> list[str]:
-    """Return the names of the arrays and settings in which two calls differ; arrays are compared where both reach."""
+    """Return the names of the arrays and settings in which two calls differ; of arrays, the common part is compared."""
     found = [words for words, name in SIZES.items() if getattr(case, name) != getattr(other, name)]
     a, b = case.build().inputs, other.build().inputs
     found += [

@@ -101,7 +101,7 @@ def bias_per_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def bias_that_excludes(rng: Rng, case: Case) -> AttentionMask:
-    """Return a bias (B, 1, Lq, Lk) with -inf in a fifth of its elements, and in all of the last query's."""
+    """Return a mask with a bias (B, 1, Lq, Lk): -inf in a fifth of its elements, and in all of the last query's."""
     bias = rng.normal(size=(case.batch, 1, case.query_len, case.key_len))
     bias[rng.random(bias.shape) < 0.2] = -np.inf
     bias[:, :, -1] = -np.inf
@@ -120,12 +120,12 @@ def every_source(rng: Rng, case: Case) -> AttentionMask:
 
 
 def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
-    """Return a bias for each key: -1000 plus a small random number, which must not get lost in the softmax."""
+    """Return a mask with a bias for each key: -1000 plus a small random number, which must not get lost."""
     return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask that allows each query one key, which scores -3.6e7; the others +3.6e7 (after item 0, 3.6e9)."""
+    """Return a mask that allows each query one key, of bias -x; other keys have x (item 0: 3.6e7, others: 3.6e9)."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]
@@ -144,7 +144,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
-    """Return a change of a problem: it writes one number into a query, key or value of item 0 that is not padding."""
+    """Return a function that writes `number` into the array `name` of a problem, at [0, 1, 2], which is no padding."""
 
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()

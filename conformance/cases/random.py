@@ -54,7 +54,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 
 def is_case_text(text: str) -> bool:
-    """Return whether a name is one of a random case, in a form that `case_from_text` reads.
+    """Return whether `text` has the form of a random case's name, which `case_from_text` reads.
 
     >>> is_case_text("random-7-0"), is_case_text('random:{"Lk": 2}'), is_case_text("prime")
     (True, True, False)
@@ -92,7 +92,7 @@ def case_from_text(text: str) -> Case:
 
 
 def case_of(choose: Choose) -> Case:
-    """Return the random case whose choices `choose` makes; the id of the case names them.
+    """Return the random case made by `choose(name, options)`, which makes each choice; its id lists the choices.
 
     >>> case_of(lambda name, options: options[0]).id
     'random:{}'

@@ -31,7 +31,7 @@ LONGEST = 16
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a sequence.
+    """A step of a sequence: one or more calls of a prepared layer.
 
     Args:
         case: the call.
@@ -40,11 +40,11 @@ class Step:
         thread: which thread makes the call, 0 or 1.
         beside: a call that a second thread makes at the same time; None: no such call.
         times: how often this call, and the call in `beside`, is made.
-        same_arrays: whether the layer gets the array objects of the step before again, with other contents.
-        spoil: whether the layer's output is then overwritten, as its caller may do.
-        reweighted: how the layer gets new weights, those of `case`. "set": by `set_weights`; "in place": written into
-            the arrays that `prepare` was given; "prepared anew": that too, and the layer is made again; "": not at all.
-        instead: a call whose answer is right too, since the layer may have copied its weights; None: no such call.
+        same_arrays: whether the layer gets the same array objects as in the step before, filled with other numbers.
+        spoil: whether the step overwrites the layer's output afterwards, as a caller may do.
+        reweighted: how the layer gets the weights of `case`. "set": by `set_weights`; "in place": written into the
+            arrays that `prepare` was given; "prepared anew": in place, and prepared again; "": it keeps its weights.
+        instead: a call whose answer is accepted too, because the layer may have copied its weights; None: no such call.
     """
 
     case: Case
@@ -70,11 +70,11 @@ Make = Callable[["Base"], list[Step]]
 
 @dataclass(frozen=True)
 class CallSequence:
-    """A sequence of calls, which is judged like a case.
+    """A sequence of calls of prepared layers, which is a test like a `Case`.
 
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
-        make: Base (the layer of the sequence) -> its steps.
+        make: a function: Base (the layer of the sequence) -> list of Steps.
         one_path: whether a backend with a fast path runs the sequence on that path alone; with `--all`, on every path.
     """
 
@@ -86,7 +86,7 @@ class CallSequence:
     one_path: bool = False
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
-        """Return the steps, the same objects in every call of this function; `few_shapes`: see `Base`."""
+        """Return the steps, which are made once and then cached; `few_shapes`: see `Base`."""
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
@@ -108,9 +108,9 @@ def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
 
 
 class PreparedLayer:
-    """A maker of the steps of a sequence: calls of one layer whose numbers belong together.
+    """A layer of a sequence, which makes the Steps that call it.
 
-    Two calls with the same letter for an array have the same numbers in it, up to the shorter length.
+    Two calls with the same letter for an array (see `call`) have the same numbers in it, up to the shorter length.
 
     Args:
         id: the id of the sequence.
@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Return standard normal numbers: the start (axes 0 and -2) of one large array for this name and letter."""
+        """Return standard normal numbers of this shape, sliced (axes 0 and -2) from one array per name and letter."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -158,7 +158,7 @@ class PreparedLayer:
         change: Callable[[AttentionInputs], AttentionInputs] = lambda inputs: inputs,
         **step: Any,
     ) -> Step:
-        """Return a step.
+        """Return a Step that calls this layer.
 
         Args:
             words: how the call differs from those before it, such as "fewer keys".
@@ -208,7 +208,7 @@ Change = Callable[[AttentionInputs], AttentionInputs]
 
 
 def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
-    """Return a change of a call: name of an array -> the function that changes it."""
+    """Return a function that changes a call's inputs: each named array is replaced by `function(array)`."""
 
     def change(given: AttentionInputs) -> AttentionInputs:
         made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
@@ -218,7 +218,7 @@ def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
 
 
 def with_keep(keep: NDArray[np.bool_] | None) -> Change:
-    """Return a change of a call: its keep-mask of dropout."""
+    """Return a function that replaces the dropout keep-mask of a call's inputs."""
     return lambda given: replace(given, dropout_keep=keep)
 
 
@@ -237,14 +237,14 @@ DROPOUT = 0.3
 class Base:
     """The layer of most sequences, and the usual call of it.
 
-    It is small, with one width for all inputs and a bias in every projection, as every framework's own layer can have.
-    With `few_shapes`, it is the layer of the cases "square-...", gradients included: a framework that ran those has
+    The layer is small. All inputs have one width and every projection has a bias, as in every framework's own layer.
+    With `few_shapes`, it is the layer of the cases "square-...", with gradients: a framework that ran those has
     compiled its programs already.
 
     Attributes:
         id: the id of the sequence.
-        few_shapes: whether each new shape costs the subject a compilation. If so, arrays have the same shapes in each
-            call, and lengths in a mask grow, as in users' programs.
+        few_shapes: whether each new shape costs the layer under test a compilation. If so, arrays have the same shapes
+            in each call, and lengths in a mask grow, as in users' programs.
     """
 
     id: str

@@ -140,7 +140,7 @@ def make(model_dir: Path) -> bytes:
 
 
 def weights_of(attention: Any) -> dict[str, NDArray]:
-    """Return the weights of a BertAttention under canonical names, as `upper_half` has them."""
+    """Return canonical name -> weight of a BertAttention, as the bits of bfloat16 (see `upper_half`)."""
     return {
         f"{name}.{part}": upper_half(attention.get_parameter(f"{original}.{part}").detach())
         for name, original in ORIGINAL_NAMES.items()
@@ -149,7 +149,7 @@ def weights_of(attention: Any) -> dict[str, NDArray]:
 
 
 def upper_half(tensor: torch.Tensor) -> NDArray[np.uint16]:
-    """Return numbers of bfloat16 as the upper halves of those of float32."""
+    """Return the bits of bfloat16 numbers: the upper 16 bits of the same numbers in float32."""
     return (tensor.float().numpy().view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -179,7 +179,7 @@ def record_calls(model: Any, batch: Any) -> dict[int, Call]:
 
 
 def recordings(attention: Any, hidden_states: torch.Tensor, arguments: dict[str, Any]) -> dict[str, NDArray]:
-    """Call a BertAttention's modules again, with `hidden_states` rounded. Return name -> array to record."""
+    """Call a BertAttention's modules, with `hidden_states` rounded to bfloat16. Return name -> array to record."""
     rounded = hidden_states.bfloat16()
     context, weights = attention.self(rounded.double(), **arguments)
     return {
@@ -190,7 +190,7 @@ def recordings(attention: Any, hidden_states: torch.Tensor, arguments: dict[str,
 
 
 def to_bytes(arrays: dict[str, NDArray], metadata: dict[str, Any]) -> bytes:
-    """Return the bytes of a safetensors file with sorted metadata, so that they stay the same; `save` shuffles it."""
+    """Return the bytes of a safetensors file with sorted metadata, which `save` would write in a random order."""
     text = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
     data = save(arrays, metadata=text)
     # The format: the header's length in 8 bytes, a JSON header padded with spaces, then the arrays.

@@ -15,22 +15,22 @@ SEQUENCES = SequenceTable()
 
 
 def turned(array: NDArray) -> NDArray:
-    """Return an array with the same numbers, stored in memory with its axes in the opposite order."""
+    """Return the array in Fortran order: the same numbers, with the axes in the opposite order in memory."""
     return np.asfortranarray(array)
 
 
 def backwards(array: NDArray) -> NDArray:
-    """Return an array with the same numbers, stored in memory from last to first along axis -2."""
+    """Return the same numbers as a view with a negative stride along axis -2."""
     return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
 
 
 def cut(array: NDArray) -> NDArray:
-    """Return an array with the same numbers, which is the beginning of an array that is longer along axis -2."""
+    """Return the same numbers as a view of an array that is longer along axis -2."""
     return np.concatenate([array, array + 1.0], axis=-2)[..., : array.shape[-2], :]
 
 
 def spread(array: NDArray) -> NDArray:
-    """Return an array of this shape that has the numbers of item 0 in all items: its first stride is 0."""
+    """Return a view of the same shape that has the numbers of item 0 in all items: its first stride is 0."""
     return np.broadcast_to(array[:1], array.shape)
 
 

@@ -15,14 +15,14 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def windowed_by_head(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask: a window of 0 before and 4 after, equal int32 lengths, and a transposed `allowed` (H, Lq, Lk)."""
+    """Return a mask with the window (0, 4), equal int32 lengths, and `allowed` (H, Lq, Lk) in Fortran order."""
     allowed = np.asfortranarray(random_allowed(rng, case, heads=case.config.num_heads)[0])
     lens = np.full(case.batch, case.key_len - 1, np.int32)
     return AttentionMask(valid_lens=lens, allowed=allowed, window=(0, 4))
 
 
 def by_item_and_head(rng: Rng, case: Case) -> AttentionMask:
-    """Return an `allowed` for each item and a bias for each head; there are as many heads as items."""
+    """Return a mask with `allowed` by item (B, 1, 1, Lk) and a bias by head (1, H, Lq, Lk), where B = H."""
     return AttentionMask(
         allowed=random_allowed(rng, case)[:, :, :1] | (np.arange(case.key_len) == 0),
         bias=rng.normal(size=(1, case.config.num_heads, case.query_len, case.key_len)),
@@ -30,7 +30,7 @@ def by_item_and_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def large_negative(rng: Rng, case: Case) -> AttentionMask:
-    """Return a bias (B, 1, 1, Lk) as other libraries make it from lengths: -1e9 or the lowest float32 at padding."""
+    """Return a causal mask with a bias (B, 1, 1, Lk) of -1e9 or the lowest float32 at padding, as libraries make it."""
     bias = np.zeros((case.batch, 1, 1, case.key_len))
     bias[0, ..., 5:], bias[1, ..., 3:] = -1e9, FINFO_MIN
     return AttentionMask(bias=bias, causal=True)
@@ -44,7 +44,7 @@ def step_of_decoding(rng: Rng, case: Case) -> AttentionMask:
 
 
 def in_one_cache(rng: Rng, problem: Problem) -> Problem:
-    """Return the problem with its past as a view of a longer cache, one array that holds keys and values."""
+    """Return the problem with its past keys and values as views of one longer array, a cache of both."""
     keys, values = problem.inputs.past_keys, problem.inputs.past_values
     assert keys is not None
     assert values is not None

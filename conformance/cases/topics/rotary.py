@@ -75,7 +75,7 @@ def of_axes(rng: Rng, case: Case) -> RotaryInputs:
 
 
 def given_tables(rng: Rng, case: Case) -> RotaryInputs:
-    """Return tables, times 1.4: one for each item's queries, and one for the keys of all. First tokens don't turn."""
+    """Return random rotary tables times 1.4, by item for queries and shared for keys; the first tokens don't turn."""
     assert case.config.rotary is not None
     pairs = (case.config.rotary.width or 0) // 2
 
@@ -186,7 +186,7 @@ CASES = [
 
 
 def far_window(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask: a far window, biases of finfo.min and int32 lengths; item 1 has queries without a key."""
+    """Return a mask with a window at far positions, finfo.min biases, int32 lengths; item 1 has rows without keys."""
     lens = np.linspace(90, case.key_len, case.batch).astype(np.int32)
     lens[1] = 52
     bias = rng.normal(size=(case.batch, 1, 1, case.key_len))
@@ -195,7 +195,7 @@ def far_window(rng: Rng, case: Case) -> AttentionMask:
 
 
 def far_window_by_head(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask: a window that ends at the query, `allowed` and bias by head; item 1 has queries without a key."""
+    """Return a mask with a window that ends at the query, `allowed` and bias by head; item 1 has rows without keys."""
     lens = np.linspace(90, case.key_len, case.batch).astype(np.int64)
     lens[1] = 67
     bias = rng.normal(size=(case.config.num_heads, case.query_len, case.key_len))
