@@ -37,7 +37,7 @@ class Handover(NamedTuple):
         output: (B, H, Lq, dv); None if it is not known.
         dtype: the name of the dtype of all these arrays; bfloat16 numbers are in float32 arrays.
         masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). In an additive one, -inf
-            excludes a key, and so does the dtype's lowest number unless it fills the whole row.
+            excludes a key, and so does the dtype's lowest number unless it fills a row. Keys beyond Lk are ignored.
         causal: whether query i attends to keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
@@ -168,7 +168,7 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: the module that calls the function, and its name in the model; if unknown, None and "".
+        name, module: the calling module's name in the model, and the module itself; "" and None if unknown.
         read: copies the arguments (SpecError if it can't) and returns a function: result of the call -> Handover.
             If the result is unknown, it takes None.
         run: calls the function and returns its result.

@@ -113,7 +113,7 @@ def one_width(layer: str, config: AttentionConfig) -> int:
 
 
 class NativeSubject(ABC):
-    """A framework's own layer, on one of the ways in which the framework can run it, as `mha check` tests it.
+    """A framework's own layer, run in one of the framework's ways (such as compiled), for `mha check` to test.
 
     `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject` calls a subclass with the dtype.
 

@@ -157,7 +157,7 @@ class Rounding:
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
     def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-        """Return the error bound of `rising(x)`, for a function with slopes in 0..1; below x's where it is flat."""
+        """Return the error bound of `rising(x)`, for a function with slopes in 0..1: errors shrink where it is flat."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))

@@ -235,7 +235,7 @@ def turned(side: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of `step` after the norm `name`, if the layer norms in this `order`."""
+    """(B, heads, L, d): the error bound of `step` after the norm `name`; unchanged without a norm in this `order`."""
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 

@@ -120,7 +120,7 @@ def every_source(rng: Rng, case: Case) -> AttentionMask:
 
 
 def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask with a bias for each key: -1000 plus a small random number, which must not get lost."""
+    """Return a mask with a bias for each key: -1000 plus a small random number, which rounding must not swallow."""
     return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
 
 

@@ -114,7 +114,7 @@ def is_numbers(given: Any) -> bool:
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
     """Return numbers, one or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
-    If it holds no real numbers, or `dtype` is none of DTYPES, it is returned unchanged, and `check_call` refuses it.
+    A `given` without real numbers, or with a `dtype` outside DTYPES, is returned unchanged; `check_call` refuses it.
 
     Raises:
         SpecError: a list that is no array, or a finite number that becomes infinite.

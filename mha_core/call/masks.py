@@ -206,7 +206,7 @@ def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
 def additive_bias(mask: AttentionMask) -> NDArray:
     """Return the bias to add to the scores: `mask.bias`, which must be given, with rank 4 and 0 in place of each -inf.
 
-    A -inf excludes its key; `allowed_keys` does that.
+    `allowed_keys` excludes the keys with -inf.
     """
     bias = _as_rank_4(np.asarray(mask.bias))
     return np.where(np.isneginf(bias), 0.0, bias)

@@ -108,13 +108,13 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 
 def spec_of(path: Path) -> str:
-    """Return MODULE:NAME for a Python file, or for a text of this form."""
+    """Return MODULE:NAME for a Python file, with "NAME" as a placeholder; a text of this form is unchanged."""
     meant = re.search(r"write ([\w.]+:\w+)", spec_meant(str(path)))
     return str(path) if names_code(path) else meant[1] if meant else f"{path.stem}:NAME"
 
 
 def near_file(path: Path) -> str:
-    """Return the end of a message that names the file of weights or calls that a wrong path may mean; "" for none.
+    """Return the end of an error message for a wrong path: the name of a similar file of weights or calls, or "".
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,7 @@ def near_file(path: Path) -> str:
 
 
 def taken_by(path: str | os.PathLike[str]) -> str:
-    """Return in words what a path holds that holds no recording of calls, and which command reads that.
+    """Return a sentence for a path that holds no recording of calls: what it holds, and which command reads that.
 
     >>> taken_by("mine:attention").partition("; a")[0]
     'it is code, and no file: `mha check --subject mine:attention` judges a function'

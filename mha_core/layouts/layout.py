@@ -29,7 +29,7 @@ class Layout(ABC):
         separator: the text between the components of a name, and between a layer's prefix and the name.
         required: names that every layer of this layout has; the output projection's name is the last.
         optional: names that it may have besides; the output projection's name is the last.
-        foreign: names that only layers of another layout have, which may have all required names too.
+        foreign: names that rule this layout out: they belong to another layout with the same required names.
         framework: the name of the backend whose framework has the layer; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
     """

@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return only the settings that matter if tables are given: which channels turn, and in which pairs."""
+        """Return a Rotary with only the settings that matter if tables are given: the channels that turn, and pairs."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property

@@ -155,7 +155,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of the norm's input; unchanged in a layer without a norm in this order."""
+    """(B, heads, L, d): the gradient of the norm's input; without a norm in this order, it passes unchanged."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
