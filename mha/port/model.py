@@ -180,7 +180,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """Return the continuation of each text by the model: the likeliest next token, `tokens` times, with a cache."""
+        """Return each text's continuation by the model: `tokens` times the likeliest next token, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -357,7 +357,7 @@ def find_decoder(name: str) -> Path:
 
 
 def check_named(name: str, leave: Collection[str] = ()) -> None:
-    """Raise SpecError or NotInstalled for a model that can't be loaded, before anything is imported."""
+    """Raise SpecError or NotInstalled if the model `name` can't be loaded, before anything is imported."""
     if name in DECODERS:
         find_decoder(name)
     else:

@@ -92,7 +92,7 @@ class EmbeddingResult:
         by: the name of the backend.
         difference: the largest difference between the two outputs.
         allowed: how much the outputs may differ if the error in each attention call is within its bound.
-        cosine: the smallest cosine between the two rows of outputs of one item, over all items.
+        cosine: the smallest cosine similarity of an item's two outputs, over all items.
     """
 
     by: str

@@ -58,7 +58,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return (d / m, where), with d the largest error of a call's output, and m the reference's largest element."""
+    """Return (d / m, place in words): d is the largest error of a call's output, m the reference's largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -73,7 +73,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
 def without_key(call: ReadCall) -> tuple[ReadCall, int]:
     """Return (call, n): the call with the reference's output in its n output rows that are fully masked and NaN.
 
-    The definition gives such a row the output projection's bias; a softmax over -inf alone gives NaN.
+    The reference gives such a row the output projection's bias; a softmax over -inf alone gives NaN.
     """
     given = call.outputs["output"]
     rows = np.isnan(given).all(axis=-1)

@@ -67,7 +67,7 @@ class Unlisted:
         return self._parts.get(id(module))
 
     def choose(self, name: str, module: Any) -> ProjectedLayer | None:
-        """Return the adapter that records a module; None if its class is known, or its projections are not.
+        """Return the adapter that records a module whose class is unknown but whose projections are known; else None.
 
         Raises:
             SpecError: the user named the module's projections, but the module can't be recorded by them.

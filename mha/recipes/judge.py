@@ -66,7 +66,7 @@ def judge_recorded(
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
     """Return the Judgement of the outputs in a recorded call, which the live module computed.
 
-    Rows that are fully masked are counted and not compared. In the definition their output is the output bias, while
+    Rows that are fully masked are counted and not compared. In the reference their output is the output bias, while
     modules return NaN or something else.
     """
     wanted = answer(problem, precision) if wanted is None else wanted

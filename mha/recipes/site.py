@@ -57,7 +57,7 @@ class Site:
 
     @property
     def out_is_separate(self) -> bool:
-        """Return whether the output projection is in another module than `core`, such as in BERT."""
+        """Return whether the output projection is in another module than `core`, as in BERT."""
         return all(part is not self.out for part in self.core.modules())
 
     @property

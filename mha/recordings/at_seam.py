@@ -79,7 +79,7 @@ def _compared(problem: Problem, dtype: str, ratios: bool) -> Proof:
 
 @contextmanager
 def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` takes each call of an attention function inside the target."""
+    """Return a context in which `handle` gets each call of an attention function inside the target."""
     with ExitStack() as stack:
         if has_seam(hooks):
             stack.enter_context(hooks.intercept_attention(target, handle))
@@ -222,7 +222,7 @@ class SeamCalls:
     def prove(self, *, keep: bool) -> None:
         """Compare each call with the reference. A layer with a wrong or unread call is left out unless `keep`.
 
-        Without an unread call, later calls of the layer would be mistaken for earlier ones. Run this after the model,
+        If only the unread call were left out, later calls would be mistaken for earlier ones. Run this after the model,
         so that the comparisons don't slow the model down.
         """
         outputs: list[Mapping[str, NDArray] | None] = []

@@ -34,8 +34,8 @@ class RecordedEnd:
         name: the module's name in the model; "" for the model itself.
         kind: its class.
         after: the number of attention calls that were recorded before this call ended.
-        arrays: place in the output, such as "last_hidden_state", "0" or "hidden_states.1" -> floating-point array; the
-            place is "" if the output is an array.
+        arrays: key path in the output, such as "last_hidden_state", "0" or "hidden_states.1" -> floating-point array;
+            the path is "" if the output is an array.
         dtypes: key path -> name of the array's dtype; bfloat16 numbers are held in float32 arrays.
 
     Raises:

@@ -204,7 +204,7 @@ def explain_layers(
 ) -> list[LayersExplained]:
     """Return one LayersExplained for each dtype in a recording: which bugs explain which layers.
 
-    A layer is searched for other bugs only if those that explain an earlier layer don't explain it.
+    Bugs that explain an earlier layer are tried first. Others are searched only if these fail.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -294,8 +294,8 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
     """Return `found` without the explanations that the weights in the layers rule out.
 
-    A layer that computes attention correctly with its own weights can only have wrong projections. If it has no biases
-    of queries, keys and values, exchanged projections can't be told from exchanged weights, and only one of both stays.
+    If a layer computes attention correctly with its own weights, only its projections can be wrong. If it has no biases
+    of queries, keys and values, exchanged projections equal exchanged weights, and only one of both stays.
 
     Args:
         found: explanations of the calls, judged by the original's weights.

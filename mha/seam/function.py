@@ -29,7 +29,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return a function (config, dtype) -> run, where `run` computes attention by a backend, or by the reference.
+    """Return a function (config, dtype) -> run, where `run` computes attention by a backend or the (buggy) reference.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.

@@ -232,7 +232,7 @@ class Original:
         *,
         tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
-        """Run a module alone, once for each entry of `givens` in `dtype`, and return for each run key path -> output.
+        """Run a module alone in `dtype`, once for each entry of `givens`, and return for each run key path -> output.
 
         Args:
             call: the call whose arguments are used.

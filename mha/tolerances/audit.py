@@ -38,7 +38,7 @@ class Audit:
     Attributes:
         comparison: the comparison in words.
         passed: ids of bugs that pass the comparison in every call, though they exceed the error bound in one; largest
-            first.
+            error first.
         caught: ids of the bugs that exceed the bound and fail the comparison.
         untried: ids of the bugs that exceed the bound, but for which there was no time to compare.
         unseen: the bugs that even the error bounds can't show with these calls.

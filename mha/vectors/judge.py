@@ -252,7 +252,7 @@ dtype, and in other dtypes on all that are wrong and so many that are right."""
 def explained(
     verdicts: Sequence[Verdict], given: Mapping[str, Answered], progress: Callable[[str], None]
 ) -> list[Diagnosis]:
-    """Return a Diagnosis for each dtype with wrong answers. Later dtypes are tried only with the first one's bugs."""
+    """Return a Diagnosis for each dtype with wrong answers. Later dtypes only try the bugs found for the first."""
     found: list[Diagnosis] = []
     bugs: tuple[Bug, ...] | None = None
     differ = {one.id for one in verdicts if one.status == "differs"}

@@ -135,9 +135,10 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Return a function (run, inputs) -> outputs that runs a module again, on `arguments` or replaced ones.
+    """Return a function (run, inputs) -> outputs that runs a module again with some of its arguments replaced.
 
-    It calls `run`, with arrays from `inputs` (key path -> array), and returns key path -> floating-point output.
+    It calls `run` on `arguments`, some replaced by `inputs` (key path -> array). Outputs: key path -> floating-point
+    array.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:

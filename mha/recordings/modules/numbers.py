@@ -48,7 +48,7 @@ NONE = Numbers(0, 0)
 
 
 class Order(NamedTuple):
-    """Three hashes of an array, which depend on the order of its numbers. Its rows run along the first axis.
+    """Three hashes of an array, which depend on the order of its numbers. Rows run along the array's first axis.
 
     Attributes:
         sequence: a hash that changes if any numbers change places.

@@ -76,7 +76,7 @@ class ModuleRecorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context in which calls are not recorded, for calls that are not the model's own."""
+        """Return a context in which calls are not recorded, for calls that the model itself does not make."""
         before, self._paused = self._paused, True
         try:
             yield
