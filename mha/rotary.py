@@ -24,7 +24,7 @@ _CLASS = re.compile(r"rotary|rope(?![a-z])", re.IGNORECASE)
 
 
 def setting_of(config: Mapping[str, Any]) -> str | None:
-    """Return the setting of a model's config that says that it has rotary positions; None without one.
+    """Return the setting in a model's config which shows that the model has rotary positions; None if none does.
 
     >>> setting_of({"model_type": "llama", "rope_theta": 10000.0}), setting_of({"model_type": "falcon", "alibi": False})
     ('rope_theta', "model_type 'falcon'")
@@ -44,7 +44,7 @@ def setting_of(config: Mapping[str, Any]) -> str | None:
 
 
 def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
-    """Return the name of what makes a layer rotary, a setting of its config or a module inside it; None without one."""
+    """Return the config setting or submodule name which shows that a module has rotary positions; None if none does."""
     own = getattr(module, "config", None)
     described = getattr(own, "to_dict", None)
     setting = setting_of(described()) if callable(described) and "transformers" in type(own).__module__ else None
@@ -52,7 +52,7 @@ def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def is_rotary(module: Any) -> bool:
-    """Return whether a module's class is called rotary: RotaryEmbedding, LlamaRotaryEmbedding, RoPE."""
+    """Return whether the name of a module's class is one for rotary positions, such as LlamaRotaryEmbedding or RoPE."""
     return bool(_CLASS.search(type(module).__name__))
 
 

@@ -38,15 +38,15 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class LoadedArrays:
-    """An account of where each parameter of a loaded model comes from.
+    """A record of which array in a file each parameter of a loaded model comes from.
 
     Attributes:
-        held: name of a parameter -> name of the file's array that it equals after the cast to its dtype (see `how`). A
-            parameter made of several arrays is not a key; each of these arrays is, mapped to its own name.
+        held: name of a parameter -> name of the array in the file from which it was cast. For a parameter that joins
+            several arrays: the name of each array -> the same name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
-        left: what the user said to ignore: names of arrays that no model of this type has, and of other files.
-        how: how exactly each parameter equals its array, in words.
+        left: names of the arrays and files that the user said to ignore.
+        how: how closely each parameter equals its array, in words, such as "bit for bit".
     """
 
     held: Mapping[str, str]
@@ -62,10 +62,10 @@ class LoadedArrays:
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return name of an array -> the safetensors file that holds it: the only file, or a shard that an index names.
+    """Return a dict: name of an array -> the safetensors file (or shard) in `folder` that holds it.
 
     Raises:
-        SpecError: there is no such file, a file is not whole, or the index and the shards contradict each other.
+        SpecError: no safetensors file is there, one is cut off, or the index of the shards does not match them.
     """
     if (folder / SINGLE).is_file():
         return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
@@ -92,18 +92,17 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Return the LoadedArrays of a model: the array in its files that each parameter comes from.
+    """Return the LoadedArrays of an encoder, after checking that its parameters equal the arrays in its files.
 
     Args:
         model: the model.
         files: name of an array -> the file that holds it.
         folder: the model's folder.
-        leave: patterns of names to ignore: of arrays that the model does not have, and of other files.
+        leave: patterns for names to ignore: of arrays that the model lacks, and of files.
 
     Raises:
-        SpecError: a parameter that the embeddings depend on is not in the file, is there twice, or has other numbers;
-            the file holds an array that may belong to the encoder, but that the model does not have; or a pattern in
-            `leave` fits nothing.
+        SpecError: a parameter that the embeddings depend on is missing in the files, is there twice, or has other
+            numbers; the files have an array that the model lacks; or a pattern in `leave` matches nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}
@@ -146,14 +145,14 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
 
 
 def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Return the LoadedArrays of a decoder: the array in its files that each parameter comes from.
+    """Return the LoadedArrays of a decoder, after checking that its parameters equal the arrays in its files.
 
     Args:
         model, files, folder, leave: as for `check_arrays`.
 
     Raises:
-        SpecError: a parameter is in no array, or has other numbers; the model lacks an array of the files that is no
-            constant of earlier releases; or a pattern in `leave` fits nothing.
+        SpecError: a parameter is missing in the files, is there twice, or has other numbers; the files have an array
+            that the model lacks; or a pattern in `leave` matches nothing.
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}

@@ -44,9 +44,9 @@ TURNED = ("attn_q", "attn_k")
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Return a context in which a GGUF file is read once, however often transformers and `read_llama` ask for it.
+    """Return a context in which a GGUF file is read only once, though transformers and `read_llama` both open it.
 
-    The reader slices the file a million times, which takes three times as long where it is a `numpy.memmap`.
+    The file is held as an array in memory: slicing it as a `numpy.memmap` would take three times as long.
     """
     import gguf
 
@@ -62,10 +62,10 @@ def read_once() -> Iterator[None]:
 
 
 def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
-    """Return the model in a GGUF file, in evaluation mode, and an account of where its parameters come from.
+    """Return the transformers model in a GGUF file, in evaluation mode, and its LoadedArrays.
 
     Raises:
-        SpecError: the file is no GGUF file, is of another architecture than Llama, or lacks arrays or has others.
+        SpecError: the file is no GGUF file, is not of a Llama, or its arrays are not exactly those of a Llama.
     """
     import torch
     import transformers
@@ -105,7 +105,7 @@ def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
 
 
 def in_halves(rows: NDArray, head_dim: int) -> NDArray:
-    """Return a projection's rows (heads * d, in) reordered from pairs (2 k, 2 k + 1) to pairs (k, k + d / 2)."""
+    """Return the rows (heads * d, in) of a projection, reordered: rotary pairs (2 k, 2 k + 1) become (k, k + d / 2)."""
     order = order_of_channels(Rotary(width=head_dim), head_dim, interleaved=False)
     return rows.reshape(-1, head_dim, rows.shape[-1])[:, order].reshape(rows.shape)
 

@@ -57,7 +57,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> Any:
-    """Return the texts as token ids and attention mask, padded together.
+    """Return token ids and attention mask of the texts, padded to one length.
 
     Raises:
         SpecError: there is no text; a text is empty or has more tokens than `limit`; or the tokenizer refuses them.
@@ -126,16 +126,16 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """Raise SpecError if `names`, the parameters for which transformers found no array in the file, is not empty."""
+    """Raise SpecError if `names` is not empty: the parameters that are missing in the file, and so random."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 
 
 def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
-    """Return the tokenizer in a folder; None if there is none, and it is not `needed`.
+    """Return the transformers tokenizer in a folder. None if there is none and `needed` is False.
 
     Raises:
-        SpecError: it can't be read, or has no vocabulary file, without which transformers makes one that knows no word.
+        SpecError: the tokenizer can't be read, or has no vocabulary file.
     """
     if not needed and not any(folder.glob("tokenizer*")):
         return None
@@ -156,7 +156,7 @@ def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of the model called `name`; nothing is loaded. Raises as `mha.port.model.load_trained` does."""
+    """Return the path of the folder of the model called `name`, without loading it. Raises as `load_trained` does."""
     if name in PACKAGED:
         from importlib import import_module
 

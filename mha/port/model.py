@@ -69,7 +69,7 @@ class TrainedModel:
 
     @property
     def limit(self) -> int:
-        """Return the most tokens that a text may have: RoBERTa and the like count positions from padding_idx + 1."""
+        """Return the largest number of tokens in a text; RoBERTa's first `padding_idx + 1` positions don't count."""
         positions = int(getattr(self.model.config, "max_position_embeddings", None) or 10**9)
         if self.outputs == EMBEDDINGS:
             table = getattr(getattr(self.model, "embeddings", None), "position_embeddings", None)
@@ -116,7 +116,7 @@ class TrainedModel:
                 )
 
     def given(self, arrays: Mapping[str, NDArray]) -> Mapping[str, Any]:
-        """Return the arrays as the model's arguments, floating-point ones in its dtype. SpecError for unknown names."""
+        """Return `arrays` as tensors for the model's arguments, floats in its dtype. SpecError for an unknown name."""
         import torch
 
         names = self._arguments()
@@ -146,9 +146,8 @@ class TrainedModel:
     def run(self, batch: Mapping[str, Any]) -> NDArray[np.float64]:
         """Return the outputs of the model as float64, one row for each item.
 
-        `outputs` says which. Sentence embeddings (B, E) are the means over each text's tokens, scaled to length 1.
-        Logits (B, vocabulary) are those after the last token. Any other model's row has all floating-point arrays that
-        it returns, one after the other, with 0 where `attention_mask` has padding.
+        Sentence embeddings (B, E) are the means over each text's tokens, scaled to length 1. Logits (B, vocabulary) are
+        those after the last token. Other models' outputs are flattened and concatenated, with 0 at padding.
 
         Raises:
             SpecError: the model can't be run on the batch, or returns no floating-point array.
@@ -181,7 +180,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """Return the continuation of each text by the model: the likeliest next token, `tokens` times, with a cache."""
+        """Return each text's continuation by the model: `tokens` times the likeliest next token, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -358,7 +357,7 @@ def find_decoder(name: str) -> Path:
 
 
 def check_named(name: str, leave: Collection[str] = ()) -> None:
-    """Raise SpecError or NotInstalled for a model that can't be loaded, before anything is imported."""
+    """Raise SpecError or NotInstalled if the model `name` can't be loaded, before anything is imported."""
     if name in DECODERS:
         find_decoder(name)
     else:

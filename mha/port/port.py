@@ -60,15 +60,15 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True)
 class LayerResult:
-    """A comparison with the reference: one call of an attention function, computed by the model itself or by a backend.
+    """A comparison of one call of an attention function with the reference; the model or a backend computed the call.
 
     Attributes:
         layer: the name of the module that makes the call, with a number if it makes several.
         by: what computed it: ORIGINAL, or the name of a backend.
-        equal: whether every stage is within its bound.
-        ratio: worst error / allowed error of all stages.
+        equal: whether every intermediate array (scores, weights, ...) is within its bound.
+        ratio: the largest error / allowed error in these arrays.
         error: largest difference of the output from the reference.
-        messages: a line on each stage that is over its bound, or on why nothing was computed.
+        messages: a line on each array that exceeds its bound, or on why nothing was computed.
     """
 
     layer: str
@@ -92,7 +92,7 @@ class EmbeddingResult:
         by: the name of the backend.
         difference: the largest difference between the two outputs.
         allowed: how much the outputs may differ if the error in each attention call is within its bound.
-        cosine: the smallest cosine between the two rows of outputs of one item, over all items.
+        cosine: the smallest cosine similarity of an item's two outputs, over all items.
     """
 
     by: str
@@ -114,13 +114,13 @@ class PortReport:
         tokens: the number of tokens of each text; () if arrays were given.
         arrays: where each parameter of the model comes from, and which arrays of its files were ignored; None for a
             live model.
-        coverage: of all modules that look like attention, which ones called an attention function that was seen.
-        unread: name of a module -> why a call of its attention function was not read, and so not replaced.
-        rows_without_key: how many queries may attend to no key, and are not compared in the model's own calls.
-        failed: backend -> why it gave no answer.
-        diagnoses: ORIGINAL or backend, if it differs -> the stage that is wrong and the bug that explains it, in words.
+        coverage: which of the modules that look like attention made calls that were recorded.
+        unread: name of a module -> why its attention function could not be replaced by a backend's.
+        rows_without_key: how many queries are fully masked, and so not compared in the model's own calls.
+        failed: name of a backend -> why it computed nothing.
+        diagnoses: ORIGINAL or backend, if its numbers differ -> the first wrong array and the bug that explains it.
         versions: ORIGINAL or backend -> package -> version.
-        unseen: which bugs these calls would not have shown; None if they were not looked for.
+        unseen: bugs that would not have changed these calls noticeably; None if they were not looked for.
         outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
         continued: ORIGINAL or backend -> the continuation of each text with it; empty for an encoder.
         interrupted: whether the user ended the run before the report was complete.
@@ -231,9 +231,9 @@ def port(
         backends: the backends that compute, on the CPU.
         dtype: the dtype in which model and backends compute.
         strict: whether a module that looks like attention, but whose calls are not seen, is an error.
-        unseen: whether to find out which bugs of the zoo the calls' outputs would not have shown.
-        progress: called with what is being done, in words.
-        verdicts: called with a line on the result of the model's own calls, and with one for each backend.
+        unseen: whether to search for known bugs that would not have changed these outputs noticeably.
+        progress: called with a text on the current step.
+        verdicts: called with a line on the model's own result, then with one on each backend's.
 
     Raises:
         SpecError: the texts, the arrays or the model can't be used.

@@ -13,7 +13,7 @@ from mha_core.errors import short_names
 
 
 def print_report(console: Console, report: PortReport, *, unseen: bool = True) -> None:
-    """Print the whole report. `unseen`: whether bugs that the calls would not have shown are named, else counted."""
+    """Print the whole report. `unseen`: True to name the bugs that the calls can't show; False to count them."""
     layers = list(dict.fromkeys(result.layer for result in report.layers))
     counts, heads = (", ".join(map(str, numbers)) for numbers in (report.tokens, report.heads))
     texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens" if counts else "arrays"
@@ -58,7 +58,7 @@ def not_judged(report: PortReport) -> list[str]:
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
-    """Return a line that says that every number comes from the file, and which arrays the user ignored.
+    """Return a sentence that says that all parameters equal the file's arrays, and which arrays were ignored.
 
     >>> held = {"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}
     >>> arrays_line(LoadedArrays(held, ("cls.bias",)), "sentence embeddings")
@@ -76,7 +76,7 @@ def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
 
 
 def layer_table(report: PortReport) -> Table:
-    """Return a table with a row for each layer, and a column for the model's own module and for each backend."""
+    """Return a rich Table: a row for each layer, a column for the model's own module and for each backend."""
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = list(dict.fromkeys(result.by for result in report.layers))
     table = _table("", *columns)
@@ -117,7 +117,7 @@ def verdict(report: PortReport) -> str:
 
 
 def continued_lines(report: PortReport) -> list[str]:
-    """Return lines with the model's continuation of each text, and which backends give the same; [] for an encoder."""
+    """Return lines with the text that the model generates after each text, and the backends that generate the same."""
     if not report.continued:
         return []
     own = report.continued[ORIGINAL]

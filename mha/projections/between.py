@@ -20,7 +20,7 @@ _TURN = re.compile(r"rotary|rotate|rope(?![a-z])", re.IGNORECASE)
 
 
 def between(layer: Any, inside: Iterable[tuple[str, Any]]) -> str:
-    """Return which norms and turns of queries and keys a layer has, in words; "" for none.
+    """Return in words which query-key norms and rotary positions a layer has; "" for none.
 
     >>> class Layer:
     ...     def forward(self, x):
@@ -39,7 +39,7 @@ def between(layer: Any, inside: Iterable[tuple[str, Any]]) -> str:
 
 
 def uncalled(names: Collection[str]) -> str:
-    """Return the refusal of a layer whose projections of these names were not called."""
+    """Return a message: a layer can't be recorded because its projections (submodules) `names` were not called."""
     many = len(names) > 1
     return (
         f"its projection{'s' * many} {_quoted(names)} {'were' if many else 'was'} not called: it uses their parameters "

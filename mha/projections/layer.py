@@ -43,7 +43,7 @@ class Parts(Protocol):
         """Return (name, module) of all modules inside; names are relative to this one."""
 
     def projects(self, module: Any) -> bool:
-        """Return whether a module is a linear projection, whose matrix `matrix_of` gives."""
+        """Return whether a module is a linear layer, so that `matrix_of` can read its matrix."""
 
     def matrix_of(self, module: Any) -> tuple[Any, Any]:
         """Return the matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
@@ -61,7 +61,7 @@ COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads"
 
 @dataclass(eq=False)
 class Part:
-    """An adapter for `watch`: a projection in a recorded layer, with copies of the inputs and outputs of its calls."""
+    """A record of one projection (a linear submodule) of a layer: copies of the inputs and outputs of its calls."""
 
     layer: ProjectedLayer
     name: str
@@ -83,26 +83,25 @@ class _Reading:
 
 
 class ProjectedLayer:
-    """One live layer of a class that is not listed, as an adapter of `mha.capture`.
+    """An adapter for `mha.capture`: it records one layer of an unlisted class by the calls of its linear submodules.
 
     Args:
         hooks: the framework's functions.
         name: the layer's name in the model.
         layer: the layer.
-        said: the names of its projections, and how they are used.
+        said: the names of these submodules (its projections), and how the layer uses them.
         judge: a function that compares a call with the reference.
-        sure: True if the user said where the projections are; False if they were found by their names.
-        others: the layers of the same model, this one among them as soon as it is there.
+        sure: True if `said` is from the user; False if it was guessed from the submodules' names.
+        others: all recorded layers of the same model.
 
     Attributes:
-        taken: the reading that was taken of a call though the reference confirmed none; None if there was no such call.
-        differs: whether a call was refused because the reference gives other numbers and `sure` is False. If `sure`,
-            such a call is recorded, with a note of doubt.
-        elsewhere: whether a call was refused because projections don't show what the layer computes: its attention
-            function may.
-        told: whether a refusal says itself what to do.
-        idle: the arguments that look like masks, and had no effect in a call.
-        without_key: how many rows of queries without a key are NaN, and were not compared.
+        taken: the interpretation of a call that came nearest, where the reference confirmed none; else None.
+        differs: whether a call was refused because the reference gives other numbers. (If `sure`, the call is recorded
+            all the same, with a note of doubt.)
+        elsewhere: whether a call was refused that might be recorded at the layer's attention function instead.
+        told: whether the message of a refusal already says what to do.
+        idle: the names of arguments that look like masks but had no effect in a call.
+        without_key: how many output rows are NaN because every key is masked; they were not compared.
 
     Raises:
         SpecError: there is no projection of such a name, or nothing says how many heads there are.
@@ -144,10 +143,10 @@ class ProjectedLayer:
         self.without_key = 0
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Return the one reading of a call that the reference confirms. SpecError if there is none, or more than one.
+        """Return the one interpretation of a call that the reference confirms. SpecError if there is none or several.
 
-        If the reference confirms none, but the user said where the projections are (`sure`), the nearest reading is
-        returned, and `doubt` says how far off the layer's numbers are.
+        Interpretations differ in mask, axes and order of heads. If the reference confirms none and `sure` is True, the
+        nearest is returned, and `doubt` says how far off the layer's numbers are.
         """
         calls = {name: list(part.calls) for name, part in self.parts.items()}
         for part in self.parts.values():
@@ -390,12 +389,12 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def around(inside: Iterable[tuple[str, Any]], name: str) -> Iterator[Any]:
-    """Yield the modules inside a layer that contain the module of this name, from outside inwards."""
+    """Yield the modules inside a layer that contain the submodule called `name`, the outermost first."""
     yield from (module for own, module in inside if own and name.startswith(f"{own}."))
 
 
 def heads_of(layer: Any, *parts: Any) -> int:
-    """Return the number of heads, an attribute of the layer or of one of these parts. SpecError if none has it."""
+    """Return the number of heads, an attribute of the layer or of one of `parts`. SpecError if none has it."""
     for one, name in product((layer, *parts), COUNTS):
         value = getattr(one, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

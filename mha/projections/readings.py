@@ -25,12 +25,12 @@ def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
 def mask_readings(
     held: tuple[NDArray, str] | None, full: tuple[int, ...], hides: bool | None = None
 ) -> list[dict[str, Any]]:
-    """Return the possible meanings of a mask argument, as arguments of AttentionMask: allowed, bias, valid_lens, ...
+    """Return what a mask argument can mean: a list of keyword arguments for AttentionMask, such as `allowed` or `bias`.
 
     Args:
         held: (argument, its dtype); None if it is no array.
         full: B, H, Lq, Lk.
-        hides: whether True excludes a key; None: both are possible.
+        hides: whether True in the mask excludes a key. None: both meanings are tried.
     """
     if held is None or 0 in held[0].shape:
         return []
@@ -58,7 +58,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return (largest difference of the layer's and the reference's outputs / largest element; its place, in words)."""
+    """Return (d / m, place in words): d is the largest error of a call's output, m the reference's largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -71,9 +71,9 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def without_key(call: ReadCall) -> tuple[ReadCall, int]:
-    """Return a call with the reference's numbers in rows that are NaN and have no key; and how many these are.
+    """Return (call, n): the call with the reference's output in its n output rows that are fully masked and NaN.
 
-    In the definition their output is the bias of the output projection; a softmax of -inf alone gives NaN.
+    The reference gives such a row the output projection's bias; a softmax over -inf alone gives NaN.
     """
     given = call.outputs["output"]
     rows = np.isnan(given).all(axis=-1)
@@ -90,7 +90,7 @@ def without_key(call: ReadCall) -> tuple[ReadCall, int]:
 
 
 def begins_right(call: ReadCall) -> bool:
-    """Return whether the reference confirms the first row of each item's output, to 1/1000 of the largest element."""
+    """Return whether the first output row of each item is right, to 1/1000 of the reference's largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -99,9 +99,9 @@ def begins_right(call: ReadCall) -> bool:
 
 
 def is_same(one: ReadCall, other: ReadCall) -> bool:
-    """Return whether two readings of a call have the same parameters and inputs, and give each key the same weight.
+    """Return whether two interpretations of a call have the same parameters, queries and attention weights.
 
-    For example, if the mask itself excludes later keys, the readings with and without `causal` are the same.
+    For example, `causal` changes nothing if the mask itself excludes all later keys.
     """
 
     def numbers(call: ReadCall) -> list[NDArray]:

@@ -18,7 +18,7 @@ MEANT = {
 
 
 def read_otherwise(assumed: str) -> str:
-    """Return the text `assumed` with the opposite meaning of True in the mask; "" if it says nothing about that.
+    """Return the text `assumed` with True in the mask meaning the opposite; "" if the text does not mention the mask.
 
     >>> read_otherwise("batch_first=True, pad true where a key is hidden (mask_hides=True)")
     'batch_first=True, pad true where a key is attended to (mask_hides=False)'
@@ -27,7 +27,7 @@ def read_otherwise(assumed: str) -> str:
 
 
 def causal_otherwise(assumed: str) -> str:
-    """Return the text `assumed` with the opposite of its `causal`; "" if it says nothing about that.
+    """Return the text `assumed` with the opposite value of `causal`; "" if the text does not mention it.
 
     >>> causal_otherwise("causal=False, batch_first=True"), causal_otherwise("batch_first=True")
     ('causal=True, batch_first=True', '')
@@ -39,7 +39,7 @@ def causal_otherwise(assumed: str) -> str:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Return whether a layer's name fits a pattern, whose wildcards stop at the dots (in Flax, slashes) of names.
+    """Return whether a layer's name matches a pattern. A wildcard matches no dot (in Flax, no slash).
 
     >>> fits("blocks.0.attn", "blocks.*.attn"), fits("blocks.0.adapter.attn", "blocks.*.attn")
     (True, False)
@@ -59,8 +59,8 @@ LINEN = (
 class Projections:
     """Where the projections of an attention layer are, and how the layer uses them.
 
-    A field that is None is read from the layer; if that can't be, each possibility is tried until one gives the layer's
-    numbers.
+    A field that is None is read from the layer. If the layer does not say, every value is tried until one gives the
+    layer's numbers.
 
     Args:
         query, key, value, output: names of the projections in the layer, such as "q_proj" or "linears.0". The name of a
@@ -121,7 +121,7 @@ class Projections:
 
 
 def found_by_name(names: Collection[str]) -> Projections | None:
-    """Return a layer's Projections, guessed from its submodules' names; None if the names fit in no way or in several.
+    """Return the Projections that the names of a layer's submodules suggest; None if they suggest none or several.
 
     >>> found_by_name(["c_attn", "c_proj"])
     Projections(query='c_attn', key='c_attn', value='c_attn', output='c_proj', num_heads=None, order='qkv', \

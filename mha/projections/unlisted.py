@@ -22,18 +22,18 @@ OPEN = "..."
 
 
 class Unlisted:
-    """A chooser of layers of unlisted classes, to be recorded by their projections; it notes why it refuses a layer.
+    """A search in a model for attention layers of unknown classes that can be recorded by their linear submodules.
 
     Args:
         hooks: the functions of the framework.
         target: the model.
-        said: pattern of layer names -> the Projections of those layers.
-        is_known: module -> whether its class is listed.
+        said: pattern of layer names -> the Projections of those layers, from the user.
+        is_known: a function: module -> whether its class is known.
         judge: a function that compares a call with the reference.
 
     Attributes:
-        layers: the layers that are read by their projections.
-        refused: layer name -> why the layer is not recorded, although its projections were found by their names.
+        layers: the layers that were found.
+        refused: name of a layer whose submodules have the usual names -> why it is not recorded all the same.
         turning: name of a layer with rotary positions -> why the layer is not recorded.
     """
 
@@ -63,14 +63,14 @@ class Unlisted:
         self._turned = {name[: -len(last)]: name for name, last in _rotary_in(hooks, target)}
 
     def part(self, module: Any) -> Part | None:
-        """Return the Part for a module that is a projection of a chosen layer; None for any other module."""
+        """Return the Part of a linear submodule of a chosen layer; None for any other module."""
         return self._parts.get(id(module))
 
     def choose(self, name: str, module: Any) -> ProjectedLayer | None:
-        """Return the adapter of a module if its class is not listed or the user named its projections; else None.
+        """Return the adapter that records a module whose class is unknown but whose projections are known; else None.
 
         Raises:
-            SpecError: the user named its projections, but they don't allow recording it.
+            SpecError: the user named the module's projections, but the module can't be recorded by them.
         """
         said = next((one for pattern, one in self._said.items() if fits(name, pattern)), None)
         inside = _inside(self._hooks, module)
@@ -100,7 +100,7 @@ class Unlisted:
         return layer
 
     def reasons(self, unread: tuple[str, ...]) -> str:
-        """Return why nothing was recorded, and what to add to the call. `unread`: names of attention-like modules."""
+        """Return why nothing was recorded, and a remedy. `unread`: names of modules that look like attention."""
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values())).removesuffix('.')}. " if self.refused else ""
@@ -142,7 +142,7 @@ class Unlisted:
 
     @property
     def as_they_are(self) -> str:
-        """Return how to record layers that were refused because their weights give another output; "" if none was."""
+        """Return how to record a layer that was refused because the reference gives other numbers; "" for none."""
         name = next((layer.name for layer in self.layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
@@ -201,7 +201,7 @@ class Unlisted:
 
     @property
     def notes(self) -> list[str]:
-        """Return lines on masks that had no effect, on rows that were not compared, and on what `beyond` says."""
+        """Return lines on masks without effect, on fully masked rows that were not compared, and the note `beyond`."""
         idle = [f"{one} of {layer.name or 'the model itself'}" for layer in self.layers for one in sorted(layer.idle)]
         bare = [layer for layer in self.layers if layer.without_key]
         rows, names = sum(layer.without_key for layer in bare), [layer.name or "the model itself" for layer in bare]
@@ -213,7 +213,7 @@ class Unlisted:
 
     @property
     def beyond(self) -> str:
-        """Return a note on layers whose output is not that of their output projection; "" if there are none."""
+        """Return a note naming the layers that compute more after their output projection; "" if there are none."""
         names = [layer.name or "the model itself" for layer in self.layers if layer.beyond]
         return (
             f"recorded up to the output projection, not what the layer does with it: {', '.join(names)}"

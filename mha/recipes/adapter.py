@@ -23,7 +23,7 @@ from mha_core.capture import ReadCall
 
 
 class RecipeAdapter:
-    """An adapter of `mha.capture` that reads layers by a recipe; see `mha.recordings.hooks.Adapter`."""
+    """An adapter (see `mha.recordings.hooks.Adapter`) that records layers of transformers by a recipe."""
 
     has_seam = True
     """What can't be read by a recipe is recorded at its attention function, if it calls one."""
@@ -44,14 +44,14 @@ class RecipeAdapter:
         _ = site.config, site.implementation
 
     def probe(self, layer: Any) -> None:
-        """Raise SpecError if the module does not compute what the recipe reads."""
+        """Run a layer on small inputs. SpecError if it does not compute attention as the recipe describes it."""
         check_site(Site("", layer, self.recipe))
 
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """Return a context whose value is an adapter for one layer.
+        """Return a context whose value is an adapter for this one layer.
 
-        The adapter sees the calls inside the layer too, if another module than `Site.core` has the output projection.
+        If another module than `Site.core` has the output projection, the adapter also records the calls of `core`.
         """
         site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:
@@ -61,7 +61,7 @@ class RecipeAdapter:
             yield own
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Return one call in terms of the definition: the layer's, or the last call that was seen inside it."""
+        """Return one call as a ReadCall: that of the layer, or else the last call that was recorded inside it."""
         seen = self.seen[-1] if self.seen else None
         self.seen.clear()
         if isinstance(seen, SpecError):

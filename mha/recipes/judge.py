@@ -17,13 +17,13 @@ from mha_core import Trace
 
 @dataclass(frozen=True)
 class Judgement:
-    """The result of one comparison.
+    """A comparison of one call with the reference.
 
     Attributes:
-        ratios: stage -> worst error / allowed error; at most 1 where equal.
+        ratios: name of an array ("scores", "output", ...) -> its largest error / allowed error; at most 1 if equal.
         error: the largest difference of the output from the reference.
-        mismatches: one for every stage that is over its bound.
-        rows_without_key: how many rows (item, head and query) may attend to no key, and were not compared.
+        mismatches: a Mismatch for every array that exceeds its bound.
+        rows_without_key: how many rows (item, head, query) are fully masked, and so were not compared.
     """
 
     ratios: dict[str, float]
@@ -43,7 +43,7 @@ class Judgement:
 
 
 def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
-    """Return the Judgement of a trace in `dtype`, compared with the reference's answer to the problem."""
+    """Return the Judgement of a trace (all intermediate arrays of a call in `dtype`), compared with the reference's."""
     assert trace.output is not None
     assert wanted.trace.output is not None
     error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))
@@ -54,7 +54,7 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
 def judge_recorded(
     problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
 ) -> Judgement:
-    """Return the Judgement of the recorded outputs of a call. `left_out`: bool (B, H or 1, Lq), rows not to compare."""
+    """Return the Judgement of a call's recorded outputs. `left_out`: bool (B, H or 1, Lq), rows not to compare."""
     stages: dict[str, Any] = dict(problem.recorded)
     if left_out is not None:
         for name, array in problem.recorded.items():
@@ -64,10 +64,10 @@ def judge_recorded(
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
-    """Return the Judgement of the outputs in a recorded call, which the module itself computed.
+    """Return the Judgement of the outputs in a recorded call, which the live module computed.
 
-    Rows that may attend to no key are counted and not compared: their output is the output bias in the definition, but
-    NaN or something else in modules.
+    Rows that are fully masked are counted and not compared. In the reference their output is the output bias, while
+    modules return NaN or something else.
     """
     wanted = answer(problem, precision) if wanted is None else wanted
     keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)

@@ -22,14 +22,14 @@ Result = TypeVar("Result")
 
 
 def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, dict[str, list[Problem]]]:
-    """Run `call`, and record each call of these layers that it makes.
+    """Run `call` and record the calls of the layers `sites` that it makes.
 
     Returns:
-        (result of `call`, name of a layer -> its calls, in order). The `recorded` of each Problem has the stages that
-        the module itself computed: heads, output, and the weights if the module returns them.
+        (result of `call`, name of a layer -> its calls, in order). The `recorded` of each Problem holds the arrays
+        "heads" and "output" of the module, and "weights" if the module returns them.
 
     Raises:
-        SpecError: a layer was called in a way that has no translation.
+        SpecError: a layer got an argument that a Problem can't express.
     """
     problems: dict[str, list[Problem]] = {}
     with ExitStack() as hooks:
@@ -43,9 +43,9 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
 def watched(
     site: Site, found: Callable[[Problem], None], refused: Callable[[SpecError], None] | None = None
 ) -> Iterator[None]:
-    """Return a context in which `found` is called with each call of the layer that can be read.
+    """Return a context that runs `found(problem)` after each call of a layer.
 
-    For any other call, `refused` is called with the SpecError that says why; if it is None, the SpecError is raised.
+    If a call can't be read, `refused` gets the SpecError that says why. Without `refused`, the SpecError is raised.
     """
     calls: list[dict[str, Any]] = []
 
@@ -100,7 +100,7 @@ def watched(
 
 
 def dtype_of(site: Site, *tensors: Any) -> str:
-    """Return the name of the dtype that a layer's parameters and these tensors have. SpecError if there are several."""
+    """Return the name of the one dtype of a layer's parameters and of `tensors`. SpecError if they have several."""
     from mha_core.capture import one_dtype
 
     layout = site.recipe.layout(site.module)

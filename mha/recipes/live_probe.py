@@ -21,10 +21,10 @@ from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 
 
 def check_site(site: Site) -> None:
-    """Raise SpecError unless a layer of a live model computes what its recipe reads.
+    """Run a layer on small inputs. SpecError if its outputs are not those of the attention that its recipe describes.
 
-    The recipe decides what belongs to the layer. In BERT's block these are the attention and the output projection, but
-    not the residual and the normalisation after them. Masks are given as floats, which "eager" and "sdpa" read alike.
+    The output of a BERT block is that of the output projection, before residual and normalisation. Masks are given as
+    floats, which "eager" and "sdpa" read alike.
     """
     import torch
 

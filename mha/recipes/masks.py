@@ -20,7 +20,7 @@ IMPLEMENTATIONS = ("eager", "sdpa")
 def mask_of(
     mask: NDArray | None, dtype: str, implementation: str, *, is_causal: bool = False, query_len: int = 2
 ) -> AttentionMask:
-    """Return the AttentionMask of the mask in a module's call.
+    """Return the AttentionMask that equals the mask argument of a transformers module.
 
     In a float mask, -inf and the lowest number of the dtype exclude a key. Any other number is a bias, -10000 too. In a
     row in which every key is excluded, the lowest number is a bias: it swallows all scores, so that softmax gives the
@@ -29,12 +29,12 @@ def mask_of(
     Args:
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
         dtype: the name of its dtype; "bfloat16" arrives as a float32 array.
-        implementation: one of IMPLEMENTATIONS.
-        is_causal: whether the module is causal without a mask.
+        implementation: one of IMPLEMENTATIONS, such as "sdpa".
+        is_causal: whether the module is causal if `mask` is None.
         query_len: Lq. A single query sees all keys even if `is_causal`, because it is the last one of a sequence.
 
     Raises:
-        SpecError: the implementation is not in IMPLEMENTATIONS, or does not read such a mask in this way.
+        SpecError: the implementation is unknown, or gives a mask of this dtype another meaning.
 
     >>> found = mask_of(np.array([[0.0, -0.5, np.finfo(np.float32).min]], np.float32), "float32", "eager")
     >>> found.allowed, found.bias

@@ -14,19 +14,19 @@ from mha_core.layouts import Layout
 
 
 def own_scale(core: Any) -> float:
-    """Return the factor of the scores that a module has as its attribute `scaling`."""
+    """Return the factor of the scores: the module's attribute `scaling`."""
     return float(core.scaling)
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The query-key norm of a family.
+    """The query-key norm in a family of models.
 
     Attributes:
         settings: the settings of the norm; its eps is replaced by that of each module.
         queries, keys: the names of the modules that norm queries and keys.
-        eps: the attribute of these modules that holds eps.
-        on: the attribute of an attention module, or of its config, that says whether it norms; "" if all modules do.
+        eps: the name of these modules' attribute that holds eps.
+        on: the attribute of an attention module or its config that switches the norm on; "" if it is always on.
     """
 
     settings: QueryKeyNorm
@@ -38,7 +38,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe by which `mha.recipes.Site` reads, calls and writes the attention modules of a family of models.
+    """A description of the attention modules of one family of models in transformers: how to read, call and write them.
 
     Attributes:
         family: the family's name.
@@ -49,26 +49,26 @@ class Recipe:
         heads: the attribute of `core` with the number of heads.
         dropout_key: the key of a model's config for the dropout of the attention weights.
         out: the path of the output projection in a module.
-        core: the path of the submodule that is called with the hidden states and the mask; "" for the module itself.
+        core: the path of the submodule that gets the hidden states and the mask; "" for the module itself.
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
         cache: the argument that holds the cache.
-        place: the attribute of `core` that says which entry of the cache is the layer's.
-        repeated: whether the cache of a module holds a key and a value for each query head.
+        place: the attribute of `core` with the index of the layer's entry in the cache.
+        repeated: a function: module -> whether its cache repeats grouped keys for every query head.
         only: the attention implementation that a module always runs; "" if its config says which one.
         needs_mask: whether the implementation "eager" can't be called without a mask.
         scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
-        sees: (core, Lq, Lk) -> bool (Lq, Lk): the keys that `core` itself allows each query; a call's mask can only
-            exclude more. None: all keys.
+        sees: (core, Lq, Lk) -> bool (Lq, Lk), True at the keys that `core` allows before the call's mask excludes more.
+            None: all keys.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
-        turn: its rule of rotary positions; None if it has none.
-        norms: its query-key norm; None without one.
+        turn: the rule of rotary positions; None without them.
+        norms: the query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has no softcap, or does not use it.
-        refused: setting of a module or of the model's config -> the value that the recipe is for. A layer with another
-            value computes something else, and is refused.
-        scale: the settings, in words, that replace the factor 1 / sqrt(d) of the scores; "" for none.
+        refused: setting of a module or of the model's config -> the value that it must have. A layer with another value
+            is refused.
+        scale: names of the settings that replace the factor 1 / sqrt(d) of the scores; "" for none.
         scale_of: live module -> the factor of its scores.
-        models: published models whose layers it reads.
+        models: published models of the family.
     """
 
     family: str
@@ -110,7 +110,7 @@ class Recipe:
         return layouts.get(self.layouts[is_cross])
 
     def positions(self, core: Any) -> int | None:
-        """Return how many positions a module has, if its own tables or masks end there; else None."""
+        """Return the largest number of positions, if the module's tables or masks limit it; else None."""
         if self.turn is not None and self.turn.ends:
             return len(core.embed_positions)
         return None if self.sees is None else int(core.config.max_position_embeddings)
@@ -124,7 +124,7 @@ def part(module: Any, path: str) -> Any:
 
 
 def setting(core: Any, name: str, default: Any = None) -> Any:
-    """Return the attribute of this name of an attention module, else of its config, else the default."""
+    """Return the attribute `name` of an attention module; if it has none, that of its config; else the default."""
     return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 

@@ -27,8 +27,8 @@ def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) ->
     Args:
         model: a PyTorch module of transformers, or one that contains some; in any mode and dtype, on any device.
         strict: whether other modules that look like attention are an error.
-        probe: whether to check, by a few small calls in its own dtype, that each layer computes what its recipe reads.
-            A hook, a replaced forward or an adapter (LoRA) can change that. Hooks run too. The model is left as it was.
+        probe: whether to check, by a few small calls, that each layer computes what its recipe says. A hook, a replaced
+            forward or an adapter (LoRA) can change that. The calls run hooks; the model is left as it was.
 
     Raises:
         SpecError: no layer has a recipe; with `strict`, other modules look like attention; or, unless probe=False, a
@@ -43,10 +43,10 @@ def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) ->
 
 
 def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
-    """Return the attention layers of a live model, and a Coverage of all modules in it that look like attention.
+    """Return the attention layers of a model that have a recipe, and the Coverage of all its attention modules.
 
     Raises:
-        SpecError: no layer has a recipe; or, unless probe=False, a layer does not compute what its recipe reads.
+        SpecError: no layer has a recipe; or, unless probe=False, a layer does not compute what its recipe says.
     """
     from backends.torch.native.capture import parts_of
 

@@ -33,12 +33,12 @@ CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention layer of a live model; its methods return arrays as NumPy copies.
+    """One attention layer of a live transformers model; its methods return NumPy copies of arrays.
 
     Attributes:
         name: the module's name within the model, such as "encoder.layer.0.attention".
         module: the module.
-        recipe: the recipe that reads it.
+        recipe: the description of its class: names of parameters, masks, positions.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Site:
 
     @property
     def out_is_separate(self) -> bool:
-        """Return whether the output projection is applied by another module than `core`."""
+        """Return whether the output projection is in another module than `core`, as in BERT."""
         return all(part is not self.out for part in self.core.modules())
 
     @property
@@ -67,7 +67,7 @@ class Site:
 
     @property
     def weights(self) -> Weights:
-        """Return its canonical weights, bit for bit. bfloat16 becomes float32, which holds each number exactly."""
+        """Return the layer's weights by canonical name, bit for bit. bfloat16 becomes float32, which is exact."""
         return self._read()[1]
 
     @property
@@ -81,14 +81,14 @@ class Site:
 
     @property
     def implementation(self) -> str:
-        """Return the name of the attention implementation that it runs. SpecError if it is an unknown one."""
+        """Return the name of the layer's attention implementation, such as "sdpa". SpecError if it is unknown."""
         return self.recipe.only or check_implementation(str(self.core.config._attn_implementation))
 
     def put(self, weights: Mapping[str, NDArray]) -> None:
-        """Write canonical weights into it, in its own dtype.
+        """Write weights, given by canonical name, into the layer in its own dtype.
 
         Raises:
-            SpecError: the weights do not fit its config; nothing is written.
+            SpecError: the shapes do not fit the layer's config. Then nothing is written.
         """
         from mha.recipes.torch_arrays import assign
 
@@ -97,15 +97,15 @@ class Site:
         assign(self.module, self.recipe.layout(self.module).write(replace(config, scale=None), checked))
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, ran: bool = False) -> AttentionInputs:
-        """Translate the arguments of a call of `core` into the terms of the definition.
+        """Return the arguments of a call of `core` as AttentionInputs.
 
         Args:
             args, kwargs: the arguments of the call.
-            ran: whether the call has run, so that a cache holds its keys and values too.
+            ran: whether the call is over, so that the cache already holds the call's own keys and values.
 
         Raises:
             SpecError: the module is in training mode with dropout, its attention implementation is unknown, or the call
-                has an argument or a cache that has no translation.
+                has an argument or a cache that AttentionInputs can't express.
         """
         from backends.torch.ops.framework import refuse_autocast
         from mha.recipes.torch_arrays import dtype_name, to_array
@@ -150,7 +150,7 @@ class Site:
         return inputs
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
-        """Return argument name -> array or arrays: the rotary tables of a call's queries as a model passes them."""
+        """Return keyword arguments for a call: the rotary tables (or positions) of its queries, in the model's form."""
         turn, config = self.recipe.turn, self.config
         if turn is None:
             return {}
@@ -159,7 +159,7 @@ class Site:
         return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
-        """Return the Precision of the module's arithmetic in this dtype, from which the bounds on its errors follow."""
+        """Return the Precision of the layer's arithmetic in `dtype`, from which error bounds are computed."""
         precision = Precision.of(dtype)
         if self.implementation == "sdpa":
             # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
@@ -167,7 +167,7 @@ class Site:
         return replace(precision, softmax="float32") if self.recipe.softmax_in_float32 else precision
 
     def still(self) -> Site:
-        """Return a copy of this Site whose config and weights are read once and stay as they are now."""
+        """Return a copy of this Site that reads config and weights once, so that later changes don't show."""
         return _StillSite(self.name, self.module, self.recipe)
 
     def _read(self) -> tuple[AttentionConfig, Weights]:

@@ -12,7 +12,7 @@ from mha_core import SpecError
 
 
 def to_array(tensor: Any) -> NDArray:
-    """Return a NumPy copy of a tensor; bfloat16 becomes float32. SpecError if it is no tensor, or has no numbers."""
+    """Return a tensor as a NumPy copy; bfloat16 becomes float32. SpecError if it is no tensor or on the meta device."""
     import torch
 
     from backends.torch.ops.framework import copied
@@ -28,7 +28,7 @@ def dtype_name(tensor: Any) -> str:
 
 
 def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
-    """Return name -> array, for each of these names that is a parameter of `module`. Arrays may share its memory."""
+    """Return a dict of those parameters of `module` that `names` lists, as NumPy arrays that may share memory."""
     from backends.torch.ops.framework import to_numpy
 
     parameters = dict(module.named_parameters())
@@ -39,10 +39,10 @@ def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
 
 
 def assign(module: Any, arrays: Mapping[str, NDArray]) -> None:
-    """Write arrays into the parameters that have their names, in place. All names and shapes are checked first.
+    """Copy each array into the parameter of its name. All names and shapes are checked first.
 
     Raises:
-        SpecError: there is no such parameter, or it has another shape. Then nothing is written.
+        SpecError: a parameter does not exist or has another shape. Then nothing is written.
     """
     import torch
 

@@ -15,17 +15,17 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """A rule of rotary positions: each call gets tables (cos, sin) for queries and keys as `position_embeddings`.
+    """A rule of rotary positions, for layers that get tables (cos, sin) as the argument `position_embeddings`.
 
     Attributes:
         interleaved: True if channels (2 k, 2 k + 1) are a pair; False for (k, k + r / 2).
-        doubled: how the tables (B, L, r) hold each number twice: as "halves" (all numbers, then all again) or "pairs".
+        doubled: order of the tables' last axis, where each number is twice: "halves" (a b a b) or "pairs" (a a b b).
         acts: module -> whether it has rotary positions; some layers of a model may not.
         backwards: whether a module rotates by the negative angles.
-        patches_alone: whether only the last tokens rotate, as many as the tables are long.
+        patches_alone: whether tables of n positions rotate only the last n tokens.
         share: the setting with the fraction of a head's channels that rotate; "" if all do.
-        in_config: whether the config gives the layer's angles; if not, they are read from each call's tables.
-        ends: whether the module stores the tables itself, up to a largest position.
+        in_config: True if the config gives the angles; False if they are read from the tables of each call.
+        ends: whether the module itself holds the tables, for a limited number of positions.
     """
 
     interleaved: bool = False
@@ -38,9 +38,9 @@ class Turn:
     ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """Return the rotary settings of a module; base and rule of frequencies only if its config has a known form.
+        """Return the rotary settings of a module; without base and scaling rule if its config has no known form.
 
-        The model may make other tables for a call: `mha_core.parts.rotary` compares them with these settings.
+        The model may compute other tables for a call: `mha_core.parts.rotary` compares them with these settings.
         """
         layout = Rotary(self._width(core, head_dim), self.interleaved)
         own = {**_parameters(core)}
@@ -67,7 +67,7 @@ class Turn:
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """Remove the argument with the tables from `given`, and return the tables; None if the module does not rotate.
+        """Remove `position_embeddings` from `given`. Return its tables, or None if the module has no rotary positions.
 
         Args:
             core: the module.
@@ -101,7 +101,7 @@ class Turn:
         return once
 
     def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
-        """Return argument name -> array or arrays, which give positions 0, 1, ... these tables (B, L, r / 2)."""
+        """Return the keyword arguments that rotate positions 0, 1, ... of a call by these tables (B, L, r / 2)."""
         if self.doubled == "halves":
             return {"position_embeddings": tuple(np.concatenate([table] * 2, axis=-1) for table in (cos, sin))}
         return {"position_embeddings": tuple(np.repeat(table, 2, axis=-1) for table in (cos, sin))}
@@ -117,7 +117,7 @@ def _parameters(core: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class SinusoidalTurn(Turn):
-    """A rule of rotary positions: each call gets one table `sinusoidal_pos` (1, 1, L, d), sines before cosines."""
+    """A rule of rotary positions, for layers that get one table `sinusoidal_pos` (1, 1, L, d): sines, then cosines."""
 
     interleaved: bool = True
     share: str = ""
@@ -136,7 +136,7 @@ class SinusoidalTurn(Turn):
 
 @dataclass(frozen=True)
 class OwnTables(Turn):
-    """A rule of rotary positions: `position_ids` are rows of the module's `embed_positions`, sines before cosines."""
+    """A rule of rotary positions, for layers that look up `position_ids` in their own table: sines, then cosines."""
 
     interleaved: bool = True
     share: str = "rotary_dim"

@@ -22,7 +22,7 @@ Reference = Mapping[str, str]
 
 
 class ArrayPool:
-    """A pool of arrays to write into one file, each under a name.
+    """A pool of named arrays that are written into one file.
 
     >>> pool = ArrayPool()
     >>> pool.add("queries", np.ones((2, 3)), "float64"), pool.add("keys", np.ones((2, 3)), "float64")
@@ -34,12 +34,12 @@ class ArrayPool:
         self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, name: str, array: NDArray, dtype: str) -> Reference:
-        """Store an array, unless an equal one is there, and return a reference to it for the description.
+        """Store an array, unless an equal one is there, and return a JSON reference to the stored one.
 
         Args:
             name: the array's name in the file, if it is stored.
             array: the array; bfloat16 numbers as float32.
-            dtype: the dtype of the numbers, by name; only used for floats.
+            dtype: the name of the numbers' dtype; ignored unless the array holds floats.
 
         Raises:
             SpecError: dtype is bfloat16, and the numbers of the float32 array are not bfloat16 numbers.
@@ -56,12 +56,12 @@ class ArrayPool:
         return {"array": self._names[key], **reference}
 
     def write(self, path: str | os.PathLike[str], key: str, description: str) -> None:
-        """Write the arrays, and the description as metadata, atomically."""
+        """Write the arrays into one file, with `description` in its metadata under `key`, atomically."""
         write_whole(path, to_sealed(self.arrays, {key: description}))
 
 
 def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
-    """Return the array that a description refers to. KeyError if the name is unknown, SpecError if it can't be read."""
+    """Return the array that a reference from `ArrayPool.add` names. KeyError or SpecError if the reference is wrong."""
     name = reference["array"]
     array = arrays[name]
     if set(reference) == {"array"}:

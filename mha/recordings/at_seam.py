@@ -26,13 +26,13 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Proof:
-    """A comparison of one call of an attention function with the definition.
+    """A comparison of one call of an attention function with the reference.
 
     Attributes:
-        judgement: the comparison.
-        problem: the call; its `recorded` has no weights if the function returns something else in their place.
-        wanted: the definition's results, and the allowed errors.
-        in_float32: whether the results agree only if the definition's softmax is in float32.
+        judgement: the errors, and whether they are within the bounds.
+        problem: the call. Its `recorded` has no weights if the function does not return attention weights.
+        wanted: the reference's results, and the allowed errors.
+        in_float32: whether the results agree only with a softmax in float32.
     """
 
     judgement: Judgement
@@ -42,16 +42,16 @@ class Proof:
 
     @property
     def equal(self) -> bool:
-        """Return whether the model's own function agrees with the definition, except in rows without a key."""
+        """Return whether the call's outputs equal the reference's within the bounds, except in fully masked rows."""
         return self.judgement.equal
 
 
 def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proof:
-    """Return the Proof of a call of an attention function: its outputs, compared with the definition's.
+    """Return the Proof of a call of an attention function: the comparison of its outputs with the reference's.
 
-    Without `ratios`, a cheaper comparison may show that a call is right; it gives no ratios. Rows without a key
-    are counted and not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which
-    transformers' own functions have in any dtype.
+    `ratios`: whether error ratios are needed; without them the comparison is cheaper. Fully masked rows are counted and
+    not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which transformers'
+    own functions use in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype, ratios)
@@ -79,7 +79,7 @@ def _compared(problem: Problem, dtype: str, ratios: bool) -> Proof:
 
 @contextmanager
 def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` takes each call of an attention function inside the target."""
+    """Return a context in which `handle` gets each call of an attention function inside the target."""
     with ExitStack() as stack:
         if has_seam(hooks):
             stack.enter_context(hooks.intercept_attention(target, handle))
@@ -89,7 +89,7 @@ def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
 
 
 def has_seam(hooks: Hooks) -> bool:
-    """Return whether calls of attention functions can be seen in this framework."""
+    """Return whether the framework allows recording the calls of attention functions."""
     return hasattr(hooks, "intercept_attention")
 
 
@@ -106,19 +106,19 @@ class Recorder(Protocol):
 
 
 class SeamCalls:
-    """The recorded calls "at the seam": of attention functions that layers call between their projections.
+    """The recorded calls of attention functions (such as SDPA) inside the layers of a model.
 
     Args:
         hooks: the framework's functions.
         target: the model.
         recorder: the Recorder of the calls.
-        survey: the Survey that notes which modules are read at the seam.
-        asked: whether the layer of a name is to be recorded.
-        beside: the Recorder of such calls inside layers that are recorded with their projections too (in models of
-            transformers); None: these calls are dropped.
+        survey: the Survey that notes which modules were recorded by such calls.
+        asked: a function: name of a layer -> whether the layer is to be recorded.
+        beside: another Recorder, for the function calls of transformers layers that are recorded as whole layers too.
+            None: such calls are dropped.
 
     Attributes:
-        read: name of each layer that was recorded at the seam -> whether its softmax is in float32.
+        read: name of each layer that was recorded by its function calls -> whether its softmax is in float32.
     """
 
     def __init__(
@@ -142,15 +142,15 @@ class SeamCalls:
 
     @property
     def sees(self) -> bool:
-        """Return whether calls of attention functions can be seen in this framework."""
+        """Return whether this framework allows recording the calls of attention functions."""
         return has_seam(self._hooks)
 
     @contextmanager
     def watching(self, chosen: Callable[[], Collection[str]]) -> Iterator[None]:
-        """Return a context in which calls of attention functions are seen.
+        """Return a context in which calls of attention functions are noted.
 
         Args:
-            chosen: a function that returns the names of the layers that are recorded with their projections.
+            chosen: a function that returns the names of the layers that are recorded as whole layers.
         """
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
@@ -162,7 +162,7 @@ class SeamCalls:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context in which calls are ignored, for running a layer again."""
+        """Return a context in which calls are not recorded, for running a layer again."""
         self._paused += 1
         try:
             yield
@@ -189,9 +189,9 @@ class SeamCalls:
         self.read.setdefault(name, False)
 
     def drop(self, name: str) -> bool:
-        """Forget the calls inside a layer that was recorded with its projections; return whether it has any.
+        """Forget the function calls inside a layer that is recorded as a whole. Return whether there were any.
 
-        They are given to `beside` before.
+        `beside` gets them first, if the layer is one of transformers.
         """
         before = len(self._waiting)
         for own, module, call in self._waiting:
@@ -204,7 +204,7 @@ class SeamCalls:
         return len(self._waiting) < before
 
     def keep(self, name: str) -> bool:
-        """Record the function calls in a layer that can't be recorded with projections; return whether it has any."""
+        """Record the function calls inside a layer, in place of the whole layer. Return whether there were any."""
         inside = [one for one in self._waiting if _inside(one[0], name)]
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for one in inside:
@@ -212,18 +212,18 @@ class SeamCalls:
         return bool(inside)
 
     def refuses(self, name: str) -> bool:
-        """Return whether a function call in the layer of this name could not be read."""
+        """Return whether some function call inside the layer `name` could not be read."""
         return any(_inside(own, name) for own in self._refused)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be recorded with projections, to be reported if it has no function calls either."""
+        """Note why a layer can't be recorded as a whole, for a report if it has no function calls either."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
-        """Compare each call with the definition. One that differs is reported, and its layer left out unless `keep`.
+        """Compare each call with the reference. A layer with a wrong or unread call is left out unless `keep`.
 
-        A layer with a call that was not read is left out too: without that call, later ones would pass for earlier
-        ones. Call it after the model has run, so that the run is not slowed down.
+        If only the unread call were left out, later calls would be mistaken for earlier ones. Run this after the model,
+        so that the comparisons don't slow the model down.
         """
         outputs: list[Mapping[str, NDArray] | None] = []
         for name, _, call in self._calls:
@@ -251,12 +251,12 @@ class SeamCalls:
         self.read = {name: narrow for name, narrow in self.read.items() if name not in left_out}
 
     def reads(self, name: str) -> bool:
-        """Return whether a function call of the module of this name, or of one inside it, was recorded."""
+        """Return whether a function call by the module `name`, or by a module inside it, was recorded."""
         return name in self.read or any(self._recorder.owners[one] == name for one in self.read)
 
     @property
     def line(self) -> str:
-        """Return one line about the recorded function calls; "" if there are none."""
+        """Return one line about the layers of which only function calls are recorded; "" if there are none."""
         if not self.read:
             return ""
         line = (
@@ -271,13 +271,13 @@ class SeamCalls:
 
     @property
     def refusals(self) -> list[str]:
-        """Return lines that say why function calls, and layers without such calls, were not recorded."""
+        """Return lines that say why layers, or function calls inside them, were not recorded."""
         found = {**self._instead, **{name: f"{name or 'the model'}: {why}" for name, why in self._refused.items()}}
         return [why for name, why in found.items() if name not in self.read or name in self._refused]
 
     @property
     def refusal(self) -> str:
-        """Return why the function calls of the first layer were not recorded; "" if no reason is known."""
+        """Return the first line of `refusals`, which explains why nothing was recorded; "" if there is none."""
         return f"nothing to record: {self.refusals[0]}" if self.refusals else ""
 
 

@@ -97,7 +97,7 @@ class Capture:
         return self.calls[-1]
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Replace the outputs of these calls; drop calls whose new outputs are None, and layers without calls."""
+        """Replace the outputs of these calls. Drop calls whose new outputs are None, and layers without calls."""
         found = {id(call): outputs for call, outputs in outcomes}
         kept, gone = [], []
         for position, call in enumerate(self.calls):
@@ -172,10 +172,10 @@ def capture(
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
         path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
-        layers: names of the layers to record; wildcards work; None: all. For layers of unlisted classes a mapping: name
-            of a layer (`*` stops at dots) -> its `mha.Projections`; each of their calls is compared with the reference.
+        layers: names of the layers to record; wildcards work; None: all. For layers of unknown classes a mapping: name
+            of a layer (`*` stops at dots) -> its `mha.Projections`; their calls are compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
-            target itself are always recorded: by them `mha where` judges what comes after the last attention layer.
+            target itself are always recorded, so that `mha where` can judge the code after the last attention layer.
         overwrite: whether an existing file may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer first runs on a few small inputs, with its hooks, to see that it computes what its
@@ -185,17 +185,17 @@ def capture(
             If keys and queries have different tokens: "keys" or "queries" -> such lists.
         modules: whether to record the inputs and outputs of every module too, for `mha where`. An attention layer that
             can't be recorded is then named in the warning, and is no error.
-        depth: with `modules`, down to which depth (1: the model's direct submodules; None: all).
+        depth: with `modules`, the number of nested levels to record (1: the model's direct submodules; None: all).
         only: with `modules`, the names of those to record; wildcards work.
         limit: with `modules`, the most bytes of inputs and outputs.
         gradients: with `modules`, whether to record the gradients of each module's outputs, inputs and parameters
             too. The context then has exactly one backward pass.
 
     Raises:
-        SpecError: at the start, if there is no attention layer that can be recorded, or if a layer has something that
-            no recording can hold or, unless probe=False, computes something else than its weights say; at a call, if
-            no recording can hold it; at the end, if there was no call, or if `also` names no module; with `strict`, as
-            soon as a module is known not to be recorded. Then nothing is written.
+        SpecError: at the start, if no attention layer can be recorded, or a layer is of an unsupported kind or, unless
+            probe=False, does not compute attention with its weights; at a call that is not supported; at the end, if
+            there was no call, or `also` names no module; with `strict`, as soon as a module can't be recorded. Then
+            nothing is written.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()

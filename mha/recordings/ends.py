@@ -28,14 +28,14 @@ AsArray = Callable[[Any], tuple[NDArray, str] | None]
 
 @dataclass(frozen=True, eq=False)
 class RecordedEnd:
-    """The recorded outputs of one call of a module, or of the model itself.
+    """A record of the outputs of one call of a module, or of the model itself.
 
     Args:
         name: the module's name in the model; "" for the model itself.
         kind: its class.
-        after: how many calls of attention layers had been recorded when this call ended.
-        arrays: place in the output, such as "last_hidden_state", "0" or "hidden_states.1" -> floating-point array; the
-            place is "" if the output is an array.
+        after: the number of attention calls that were recorded before this call ended.
+        arrays: key path in the output, such as "last_hidden_state", "0" or "hidden_states.1" -> floating-point array;
+            the path is "" if the output is an array.
         dtypes: key path -> name of the array's dtype; bfloat16 numbers are held in float32 arrays.
 
     Raises:
@@ -61,13 +61,13 @@ class RecordedEnd:
 
 
 class Ends:
-    """A recorder of the outputs of the model, and of some modules in it, in each call.
+    """A recorder of the outputs of the model, and of the modules that `also` names.
 
     Args:
         as_array: the framework's function that turns its arrays into NumPy's.
-        also: the names of those modules; wildcards work.
+        also: the names of further modules; wildcards work.
         called: a function that returns how many calls of attention layers were recorded so far.
-        strict: whether it is an error that an array can't be read (sparse, nested, without numbers).
+        strict: whether to raise an error if an array can't be read (sparse, nested, on the meta device).
     """
 
     open = True
@@ -84,12 +84,12 @@ class Ends:
         self._met: set[str] = set()
 
     def choose(self, name: str, module: Any) -> Ends | None:
-        """Return this recorder if the module is the model, or one that `also` names; else None."""
+        """Return this recorder if the outputs of this module are to be recorded; else None."""
         self._met.update(pattern for pattern in self._also if fnmatchcase(name, pattern))
         return self if self._is_asked(name) or self._is_layer(name) else None
 
     def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
-        """Yield the recorded ends; those of attention layers (`layers`) only if their names are in `behind`."""
+        """Yield the recorded outputs; those of an attention layer (one of `layers`) only if `behind` names it."""
         for end in self.found:
             if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
                 yield end
@@ -113,7 +113,7 @@ class Ends:
         self.found.append(RecordedEnd(name, kind_of(module), self._called(), arrays, dtypes))
 
     def check_met(self) -> None:
-        """Raise SpecError if a name in `also` is that of no module that was called."""
+        """Raise SpecError if a name in `also` matches no module that was called."""
         for pattern in self._also:
             if pattern not in self._met:
                 raise SpecError(f"also names {pattern!r}, and no module that was called has such a name")

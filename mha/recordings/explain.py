@@ -42,11 +42,11 @@ from mha_core.reference.forward import PROJECTED
 def explain(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[Diagnosis]:
-    """Return a diagnosis for each dtype in which a recording's outputs differ from the definition.
+    """Return a Diagnosis for each dtype in a recording: bugs that explain how its outputs differ from the reference.
 
-    The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
-    the reference with it gives the recorded output in every call of that dtype. Of a large batch only two items are
-    compared: the one that is furthest off, and another one.
+    Tried are known bugs, and wrong ways to read packed weights. A bug explains the recording if the reference with that
+    bug gives the recorded output in every call of the dtype. Of a large batch only two items are compared: the one with
+    the largest error, and another one.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -176,19 +176,19 @@ MOST_IN_VAIN = 2
 
 @dataclass(frozen=True)
 class LayersExplained:
-    """An explanation of the calls of one dtype, layer by layer.
+    """An explanation of wrong outputs, layer by layer, in the calls of one dtype.
 
     Attributes:
-        found: groups of layers, each as (names, diagnosis of their calls). The same bugs explain all layers of a group;
-            a layer that nothing explains has its own group. If no layer differs, one group has all.
-        right: the names of layers whose calls are right, if others differ.
-        after_nan: the names of layers that differ only by NaN, and only in items where an earlier layer gave them NaN.
-            They are not judged.
-        beyond: name of a layer that differs, but for which no bug was searched -> the pattern of its calls. The bugs in
-            `found` do not explain it, and there were MOST searches before, or MOST_IN_VAIN in vain.
-        otherwise: name of a layer in `found` that contradicts an assumption (which keys its masks allow, or whether it
-            is causal) -> the function that gives the words for that.
-        by_weights: names of layers in `found` that are right, judged by the weights that they hold.
+        found: groups of layers with the same bugs, each as (names, diagnosis of their calls). A layer without an
+            explanation is a group of its own. If no layer is wrong, one group has all.
+        right: the names of right layers, if others are wrong.
+        after_nan: the names of layers whose only errors are NaN in items that they already got as NaN. They are not
+            judged.
+        beyond: name of a wrong layer that was not searched for bugs, because the limit of searches (MOST, MOST_IN_VAIN)
+            was reached -> the pattern of its calls.
+        otherwise: name of a layer whose numbers contradict an assumption (the meaning of its masks, or whether it is
+            causal) -> a function that returns a sentence on that.
+        by_weights: names of layers in `found` that are right with the weights that they themselves hold.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
@@ -202,9 +202,9 @@ class LayersExplained:
 def explain_layers(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[LayersExplained]:
-    """Return the diagnoses of the layers of a recording, one LayersExplained for each dtype in it.
+    """Return one LayersExplained for each dtype in a recording: which bugs explain which layers.
 
-    If the bugs found for one layer explain another one, no further bugs are searched for that one.
+    Bugs that explain an earlier layer are tried first. Others are searched only if these fail.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -294,8 +294,8 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
     """Return `found` without the explanations that the weights in the layers rule out.
 
-    If a layer computes the definition with the weights that it holds, only its projections can be wrong. If it has no
-    biases of queries, keys and values, exchanged projections are the same as exchanged weights: only one stays.
+    If a layer computes attention correctly with its own weights, only its projections can be wrong. If it has no biases
+    of queries, keys and values, exchanged projections equal exchanged weights, and only one of both stays.
 
     Args:
         found: explanations of the calls, judged by the original's weights.
@@ -356,16 +356,16 @@ def _two_items_each(recording: Recording) -> Recording:
 def intended(
     recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
 ) -> tuple[Recording, list[str]]:
-    """Return the recording with a file's weights in its layers, and lines that name the weights that differ.
+    """Return (the recording with a file's weights in its layers, lines that name the weights that differ).
 
     Args:
         recording: calls of one or more ported layers.
-        path: a file of canonical weights of one or more layers, or a recording of the original. Its layers are matched
-            by name, or in their order if the names differ.
-        original: what `meant_by` returns of that file. None: it is read.
+        path: a file of weights, or a recording of the original. Its layers are matched by name, or in their order if
+            the names differ.
+        original: the result of `meant_by` for that file. None: the file is read here.
 
     Raises:
-        SpecError: the file holds neither weights nor a recording, or its layers do not fit.
+        SpecError: the file holds neither weights nor a recording, or other layers than the recording.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path, recording) if original is None else original

@@ -241,7 +241,7 @@ MOST_SCALES = 4
 
 
 def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs of attention functions that may be in a recording."""
+    """Return the bugs that attention functions (such as SDPA) may have on the inputs of a recording."""
     masks = any(call.inputs.mask.allowed is not None for call in recording.calls)
     return (*(MASK_BUGS if masks else ()), SOFTMAX_BUG, *_scale_bugs(recording))
 
@@ -250,7 +250,7 @@ def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
 
 
 def has_sinks(inputs: AttentionInputs) -> bool:
-    """Return whether the last key represents attention sinks (`mha_core.seam`): key and value are 0, its bias not."""
+    """Return whether a call has attention sinks: an added last key, with zero key and value and a bias."""
     bias = inputs.mask.bias
     if bias is None or not inputs.keys.shape[-2]:
         return False
@@ -348,11 +348,11 @@ LOWEST_BUG = Bug(
 
 
 def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs of calls with sinks, which the zoo does not have; () if no call of a recording has sinks."""
+    """Return the bugs in attention sinks; () if no call of the recording has sinks."""
     return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
 
 
 def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs that show in rows whose bias is the dtype's lowest number; () if there are no such rows."""
+    """Return the bugs that show where a bias is the dtype's lowest number, as `finfo.min`; () if it is so nowhere."""
     biases = [call.inputs.mask.bias for call in recording.calls]
     return (LOWEST_BUG,) if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

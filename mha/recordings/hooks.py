@@ -18,34 +18,33 @@ from mha_core.seam import Handle
 
 
 class Adapter(Protocol):
-    """An adapter that translates the calls of one kind of layer into the terms of the definition.
+    """An adapter that translates the calls of one kind of layer into ReadCalls (config, weights, inputs, outputs).
 
-    It may have two more methods. `probe(layer)` runs the layer on small inputs, and raises SpecError if it does not
-    compute what its weights say (see `mha_core.live.probe`); `capture(..., probe=False)` does not call it.
-    `watching(layer)` returns a context whose value is an adapter for this layer only, which may see the calls inside
-    the layer while the context is open.
+    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if it does not
+    compute attention with its weights; `capture(..., probe=False)` does not call it. `watching(layer)` returns a
+    context whose value is an adapter for this layer alone; while it is open, this adapter also gets the calls inside
+    the layer.
     """
 
     @property
     def kind(self) -> str:
-        """Return the layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
+        """Return the name of the layer's class in recordings, such as "torch.nn.MultiheadAttention"."""
 
     def matches(self, layer: Any) -> bool:
         """Return whether a module is a layer that this adapter reads."""
 
     def check(self, layer: Any) -> None:
-        """Raise SpecError if the layer has something that no recording can hold, before it is run."""
+        """Raise SpecError if the layer has a feature that no recording can hold; the layer is not run."""
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
-        """Return one call in terms of the definition. SpecError if no recording can hold it.
+        """Return one call as a ReadCall, or a tuple of its fields. SpecError if a recording can't hold the call.
 
-        A plain tuple with the fields of a ReadCall in order will do. `arguments`: name in the layer's signature ->
-        argument, defaults included.
+        `arguments`: name in the layer's signature -> argument, defaults included.
         """
 
 
 class Hooks(Parts, Protocol):
-    """The interface of a module that records a framework; entry points of the group "mha.capture" name such modules."""
+    """An interface of a module that records a framework; entry points of the group "mha.capture" name such modules."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -56,12 +55,12 @@ class Hooks(Parts, Protocol):
         """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
-        """Return (config, canonical weights) of a layer, which first runs on small inputs to check them."""
+        """Run a layer on small inputs to check it, and return (config, canonical weights)."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return the names of a module's direct submodules with parameters, and a function that returns modules' ids.
+        """Return (names of the direct submodules with parameters, a function without arguments).
 
-        The function returns the `id` of each module inside. It is None if each call makes new modules (linen).
+        The function returns the `id` of each module inside. It is None if each call makes new modules (Flax linen).
         """
 
     def watch(
@@ -79,7 +78,7 @@ class Hooks(Parts, Protocol):
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
-        """Return a context in which `handle` takes each call of the framework's attention function inside the target.
+        """Return a context in which `handle` gets the calls of the framework's attention function inside the target.
 
         The hooks of a framework without such a function lack this method.
         """
@@ -103,7 +102,7 @@ _registered: list[Adapter] = []
 
 
 def register(adapter: Adapter) -> Adapter:
-    """Register an adapter with `capture`, which tries it before all others, and return it."""
+    """Register an adapter with `capture`, which tries it before earlier ones. Return the adapter."""
     _registered.insert(0, adapter)
     return adapter
 
@@ -136,7 +135,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """Return a function: module -> its adapter; None if there is none.
+    """Return a function: module -> the adapter that can record it; None if there is none.
 
     Adapters for transformers are tried only if transformers is imported.
     """
@@ -149,7 +148,7 @@ def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
 
 
 def hooks_of(target: Any) -> Hooks:
-    """Return the hooks of the framework that the target belongs to, imported when they are needed."""
+    """Return the hooks of the framework that the target belongs to. They are imported here."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
         hooks = found.get(cls.__module__.split(".")[0])

@@ -36,18 +36,18 @@ def diagnose(
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Diagnosis]:
-    """Return the diagnosis of each layer, run on chosen inputs: where it deviates from what its weights say.
+    """Return the diagnosis of each live layer, run on chosen inputs: how it deviates from attention with its weights.
 
-    Each layer is left as it was, with its weights. These are read as `mha.capture` reads them. If the layer computes
-    something else (because of a subclass, a hook or a replaced function), the diagnosis says how its numbers differ,
-    since which stage, and what explains that.
+    The layers and their weights stay as they were. If a layer computes something else than attention with its weights
+    (because of a subclass, a hook or a replaced function), the diagnosis says by how much its numbers differ, which
+    array is the first wrong one, and what explains that.
 
     Args:
         target: a layer, or a model that contains some, of PyTorch (transformers too), Keras, Flax nnx or Gluon. Of
-            linen only a single layer, bound to its variables, since a linen model makes its layers anew in each call.
+            linen only a single layer, bound to its variables.
         layers: names of the layers to run; wildcards work.
         seconds: the time that the experiments on one layer may take.
-        progress: called with what is being done.
+        progress: called with a text on the current step.
 
     Returns:
         Name of each layer -> its Diagnosis; `conformance.diagnosis.brief.describe` has it in words.

@@ -31,13 +31,12 @@ BY_HEADS = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
 
 @dataclass(frozen=True)
 class Meant:
-    """The layers that a file of weights describes.
+    """The original layers that a file of weights describes.
 
     Attributes:
         layers: name -> config and weights.
-        doubt: if the arrays' names fit several layouts, a line with these and the one that was used; else "".
-        unsaid: a line with the number of heads, if it is taken from the recorded layer because nothing else says it;
-            "" if something does, or no other number fits.
+        doubt: if the arrays' names fit several known layouts, a line that names these and the one used; else "".
+        unsaid: a line on the number of heads, if it had to be taken from the recorded layer; else "".
     """
 
     layers: Mapping[str, tuple[AttentionConfig, Weights]]
@@ -52,18 +51,17 @@ def meant_by(
     num_heads: int | None = None,
     beside: Callable[[str], int | None] = lambda prefix: None,
 ) -> Recording | Meant:
-    """Return what a file says of the original layers: a Recording, or the weights of each layer.
+    """Return the original's layers in a file, which is a recording (returned as Recording) or holds weights (Meant).
 
     Args:
         path: the file.
         recorded: the layers that were recorded.
-        num_heads: how many heads the original layers have. None: as the file or `beside` says; else as the layers in
-            `recorded` have, which is in doubt then.
-        beside: a function that returns how many heads the layer at a prefix has by what is beside the file, or None.
+        num_heads: the number of heads of the original. None: from the file, else from `beside`, else from `recorded`.
+        beside: a function: prefix of a layer's arrays -> its number of heads by other files in the folder, or None.
 
     Raises:
-        SpecError: the file is no recording and no file of weights, has another number of heads than `num_heads`, or
-            is a recording with outputs that are not those of its weights.
+        SpecError: the file is no recording and no file of weights, has another number of heads than `num_heads`, or is
+            a recording whose outputs do not follow from its weights.
         FileNotFoundError: there is no such file.
     """
     if not Path(path).exists():  # weights are as good as a recording

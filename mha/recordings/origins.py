@@ -30,7 +30,7 @@ MOST = 1 << 24
 
 
 class WeightIndex:
-    """An index that finds arrays of the original's layers by their numbers.
+    """An index of the weights of the original's layers, by hashes of their numbers.
 
     Attributes:
         layers: the original's layers.
@@ -43,7 +43,7 @@ class WeightIndex:
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """Return (layer position, array name) of the original's arrays that equal `array`, rounded to `dtype`."""
+        """Return (layer position, array name) of each of the original's arrays that equals `array` in `dtype`."""
         if dtype not in self._by_dtype:
             found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):
@@ -53,7 +53,7 @@ class WeightIndex:
         return self._by_dtype[dtype].get(_digest(array, dtype), [])
 
     def whose(self, weights: Weights, dtype: str) -> list[int]:
-        """Return the positions of the layers that have all of these weights, by the same names."""
+        """Return the positions of the original's layers that have all of these weights under the same names."""
         held = [
             {position for position, other in self.holders(array, dtype) if other == name}
             for name, array in weights.items()
@@ -78,7 +78,7 @@ def narrower(dtype: str, other: str) -> str:
 def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
     """Return whether two arrays are equal after rounding to `dtype`; NaN equals NaN.
 
-    Numbers that differ by half a unit of that dtype are equal too: one may be the other, rounded twice.
+    A difference of half a unit in the last place is allowed, as one array may have been rounded twice.
 
     >>> same_numbers(np.array([1 + 2.0**-11]), np.array([1 + 2.0**-10]), "float16")
     True
@@ -97,7 +97,7 @@ def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
 
 
 def roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
-    """Yield an array in fewer bits, in each of the usual ways: in words, and its numbers.
+    """Yield (words, array): an array rounded to fewer bits, in each of the usual ways.
 
     >>> [words for words, _ in roundings(np.ones(3, np.float16))]
     ['bfloat16']
@@ -112,9 +112,9 @@ def roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """Return in words where the port's array `theirs` probably comes from, such as "is the original's transposed".
+    """Return in words where the port's array `theirs` comes from, such as "is the original's transposed".
 
-    The words follow the array's name in a sentence. `ours` is the original's array of this name.
+    `ours` is the original's array of this name, in layer `a`. The words continue a sentence after the name.
     """
     if not theirs.any():
         return "is missing or all zeros"

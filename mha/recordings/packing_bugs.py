@@ -83,9 +83,9 @@ def channels_mixed(
     back: bool = False,
     kinds: str = "weight",
 ) -> Mapping[str, NDArray]:
-    """Return name -> array: the weights with channels reordered from (head, channel) to (channel, head).
+    """Return the weights (name -> array) with channels reordered from (head, channel) to (channel, head).
 
-    With them the reference computes what a layer with this mistake computes.
+    A layer that confuses the two orders computes what the reference computes with these weights.
 
     Args:
         projections: the projections whose channels are reordered; others stay.

@@ -20,15 +20,14 @@ AT_SEAM = "{}, its attention function"
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayer:
-    """One layer, with the weights that it had when it was called.
+    """A layer with the weights that it had during its recorded calls.
 
     Args:
         name: its name in the model, such as "encoder.0.attention"; "" for the model itself.
         kind: its class, such as "torch.nn.MultiheadAttention".
         dtype: the dtype in which it computes, by name; bfloat16 numbers are held in float32 arrays.
-        config, weights: the layer in terms of the definition.
-        parameters: the name of the weights' dtype, if the layer casts them to `dtype` when it computes; None if the
-            weights are in `dtype`.
+        config, weights: the layer's AttentionConfig and its canonical weights.
+        parameters: the name of the weights' own dtype, if the layer casts them to `dtype` to compute; else None.
     """
 
     name: str
@@ -40,7 +39,7 @@ class RecordedLayer:
 
     @property
     def is_at_seam(self) -> bool:
-        """Return whether only its attention function was recorded, without projections."""
+        """Return whether the layer's attention function was recorded alone, without projections."""
         return self.kind.endswith(AT_SEAM.format("")) and not self.config.projections
 
     @property
@@ -51,14 +50,13 @@ class RecordedLayer:
 
 @dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """One call of a layer.
+    """A recorded call of a layer.
 
     Args:
         layer: its position among the recording's layers.
-        inputs: its arguments, in terms of the definition.
-        outputs: stage -> result: "output", and "weights" if it returned them per head.
-        assumed: in words, the settings of the call that neither its arguments nor its numbers confirm; "" if there are
-            none.
+        inputs: its arguments as AttentionInputs.
+        outputs: "output" -> array; also "weights" -> array if the call returned them for each head.
+        assumed: in words, settings that were guessed, as neither arguments nor numbers confirm them; else "".
     """
 
     layer: int
@@ -68,7 +66,7 @@ class RecordedCall:
 
 
 def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
-    """Raise SpecError unless inputs and outputs of a call have the shapes of its layer, and numbers of its dtype."""
+    """Raise SpecError unless inputs and outputs of a call have its layer's shapes, and fit in its layer's dtype."""
     sizes = call.inputs.check(layer.config)
     storage = storage_dtype(layer.dtype)
     shapes = stage_shapes(layer.config, sizes.batch, sizes.query_len, sizes.key_len)

@@ -55,16 +55,14 @@ class Recording:
     """A recording of calls of one or several layers.
 
     Args:
-        layers: every layer that was called; twice, if its weights changed between calls.
+        layers: every layer that was called; a layer whose weights changed between calls is there twice.
         calls: the calls, in the order in which they were made.
         versions: package -> version of the frameworks that computed.
-        unread: the modules of the model that look like attention but are not among the layers; None if that was not
-            recorded, as in a file of an older release.
+        unread: the modules that look like attention but were not recorded; None in a file of an older release.
         tokens: the text at each position, for `mha view`; None if none was given.
-        ends: the outputs of the model itself, and of other chosen modules; None if they were not recorded, as in a file
-            of an older release.
-        behind: the names of layers that compute something after their output projection, such as a residual sum, so
-            that their final outputs are in `ends` and not in `calls`. None if that was not recorded.
+        ends: the outputs of the model itself, and of other chosen modules; None in a file of an older release.
+        behind: the names of layers that compute something after their output projection, such as a residual sum; their
+            final outputs are in `ends`, not in `calls`. None in a file of an older release.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -104,10 +102,7 @@ class Recording:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Return a name for each call: that of its layer, numbered where the layer was called more than once.
-
-        Names are used as case ids, so they hold no wildcards.
-        """
+        """Return a unique name for each call: the layer's name, with a number if the layer was called several times."""
         plain = [self.layers[call.layer].name or "layer" for call in self.calls]
         often, seen = Counter(plain), Counter[str]()
         names = []
@@ -128,14 +123,14 @@ class Recording:
 
     @property
     def not_behind(self) -> str:
-        """Return a line on what layers compute after their output projections, which is not judged; "" if nothing."""
+        """Return a line on code after the output projections of layers, which is not judged; "" if there is none."""
         names = [name or "the layer" for name in self.behind or ()]
         return (
             f"Not judged: what {listed(names, NAMED)} {'does' if len(names) == 1 else 'do'} {BEHIND}." if names else ""
         )
 
     def check_coverage(self) -> None:
-        """Raise SpecError if modules that look like attention were not recorded, or if the file does not say."""
+        """Raise SpecError if a module that looks like attention was not recorded, or if the file does not say."""
         if self.coverage is None:
             raise SpecError("the recording does not say which modules were left out; it is of an older release")
         self.coverage.check()
@@ -152,13 +147,13 @@ class Recording:
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
-        """Return each call as a Problem, with the layer's outputs as its `recorded`."""
+        """Return each call as a Problem, whose field `recorded` has the layer's outputs."""
         return tuple(self._problem(call) for call in self.calls)
 
     def cases(self, dtype: str | None = None) -> list[Case]:
-        """Return each call (with `dtype`, each call in it) as a Case for `conformance.runner`.
+        """Return the calls (only those in `dtype`, if given) as Cases for `conformance.runner`.
 
-        The objects are the same each time, so that expected answers are computed once for all subjects.
+        Every time the same objects are returned, so that expected answers are computed only once.
         """
         layers = [self.layers[call.layer] for call in self.calls]
         return [case for case, layer in zip(self._cases, layers, strict=True) if dtype is None or layer.dtype == dtype]
@@ -171,11 +166,11 @@ class Recording:
         )
 
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
-        """Return this recording with `intended` weights in place of the recorded ones.
+        """Return a copy of this recording with other weights in its layers, such as those of the original model.
 
-        The recorded outputs are then compared with those of the intended weights, so that a wrong port is judged by the
-        original model's weights. These are rounded to the dtype in which the layer holds its own. Of a layer that has
-        another number of heads only the output can be compared.
+        So the recorded outputs of a port can be judged by the original's weights. These are rounded to the dtype of the
+        layer's own weights. If the number of heads changes, only the recorded output is kept, not the attention
+        weights.
 
         Args:
             intended: name of a layer -> config and canonical weights. Other layers stay as they are.
@@ -206,9 +201,9 @@ class Recording:
         pool.write(path, METADATA_KEY, self.described(pool))
 
     def described(self, pool: ArrayPool, calls: str = "calls") -> str:
-        """Return the recording without its arrays, as JSON, and add the arrays to the pool.
+        """Return the recording as JSON, and add its arrays to the pool.
 
-        An array of a call gets the name CALLS.NUMBER.NAME in the pool, where CALLS is the argument `calls`.
+        `calls` is the prefix of the names that the calls' arrays get: "calls.0.output".
         """
         description = {
             "format": FORMAT,
@@ -228,7 +223,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], key: str = METADATA_KEY) -> Recording:
-        """Return the recording in a file that `save` wrote; `key` is the key of its description in the metadata.
+        """Return the recording in a file that `save` wrote. `key` is the metadata key of its description.
 
         Raises:
             SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
@@ -257,11 +252,11 @@ class Recording:
 
 
 def is_recording(path: Path, *, modules: bool = True) -> bool:
-    """Return whether a file has the metadata that `mha.capture` writes; the file may still be damaged.
+    """Return whether a file has the metadata of `mha.capture`, in whatever state the rest is.
 
     Args:
         path: the file.
-        modules: whether a recording of modules without attention layers counts.
+        modules: whether a recording of modules that has no attention layers counts as one.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -279,11 +274,10 @@ def _without_attention(path: str | os.PathLike[str]) -> str | None:
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """Return the absolute path to which a recording can be written.
+    """Return the absolute path of a file to write a recording to.
 
     Raises:
-        SpecError: no file can be written there, one exists that may not be replaced, or the suffix is that of another
-            format.
+        SpecError: the file can't be written, exists already without `overwrite`, or has the suffix of another format.
     """
     if Path(path).suffix in WEIGHTS and Path(path).suffix != ".safetensors":
         raise SpecError(f"a recording is a .safetensors file. Got {shown(path)}: write {Path(path).stem}.safetensors")
@@ -350,7 +344,7 @@ Find = Callable[[Any], Any]
 
 
 def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
-    """Return name -> field of the Recording that a file describes.
+    """Return the fields of the Recording that a file describes, as a dict.
 
     Args:
         arrays: name -> array of the file.
@@ -358,7 +352,7 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
 
     Raises:
         SpecError: the text is no description, has a newer format, or contradicts itself or the arrays.
-        Exception: any exception if the description has another form (KeyError if a field is missing).
+        Exception: the description has another form (for example KeyError, if a field is missing).
     """
     description = parse_json_object(text, what="its description")
     known = description["format"]

@@ -34,7 +34,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class RecordedSubject:
-    """A subject that returns the recorded outputs, and refuses every problem that was not recorded."""
+    """A stand-in for a backend that returns the recorded outputs, and refuses calls that were not recorded."""
 
     recording: Recording
     dtype: str
@@ -63,7 +63,7 @@ class RecordedSubject:
 
 
 def call_digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
-    """Return a hash of config, weights and inputs, without the cotangent: recordings have no gradients."""
+    """Return a hash of config, weights and inputs, but not of the gradient given for the output."""
     whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
     arrays = {name: array for name, array in input_arrays(inputs).items() if name != "cotangent"}
     for name, value in sorted({**weights, **arrays, **vars(inputs.mask)}.items()):
@@ -77,12 +77,12 @@ def call_digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A comparison of a subject with the recording in one call.
+    """A comparison of a backend's output with the recorded output of one call.
 
     Attributes:
         distance: the largest difference of the outputs.
-        ratio: the largest difference / (sum of the two bounds); None if the subject computed from other numbers,
-            because its dtype can't hold the recorded ones.
+        ratio: the largest difference / (sum of both error bounds); None if the backend's dtype can't hold the recorded
+            inputs and weights.
     """
 
     case: str
@@ -94,12 +94,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Replay:
-    """The results of `replay`.
+    """The results of `replay`: comparisons of recorded and recomputed calls.
 
     Attributes:
-        recorded: for each call, the Result of the recorded outputs, compared with the reference.
-        results: for each subject and call, the Result, compared with the reference.
-        agreements: for each subject and call that it ran, the comparison with the recorded outputs.
+        recorded: for each call, the Result of comparing the recorded outputs with the reference's.
+        results: for each backend and call, the Result of comparing the backend's outputs with the reference's.
+        agreements: for each backend and call that it ran, the comparison with the recorded outputs.
     """
 
     recorded: tuple[Result, ...]
@@ -128,7 +128,7 @@ def replay(
     same_dtype: bool = False,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Replay:
-    """Return the results of the recording, and of every subject, in each recorded call, compared with the reference.
+    """Return a Replay: the recorded outputs, and each subject's for the same calls, compared with the reference.
 
     Args:
         recording: the calls.
@@ -172,7 +172,7 @@ def replay(
 
 
 def judge_recording(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
-    """Yield the Result of the recorded outputs of each call, or of those in `names`, in the call's dtype."""
+    """Yield a Result for each recorded call (or those in `names`): its outputs compared with the reference's."""
     for dtype in recording.dtypes:
         subject = RecordedSubject(recording, dtype)
         for case in recording.cases(dtype):
@@ -181,11 +181,10 @@ def judge_recording(recording: Recording, names: Collection[str] | None = None) 
 
 
 def check_reproduced(recording: Recording, source: object) -> Recording:
-    """Return the recording if its outputs are those of its weights; `source` is its file, for the message.
+    """Return the recording if its weights, inputs and masks give its outputs. `source`: its file, for the message.
 
     Raises:
-        SpecError: an output differs by more than its bound from what the reference gives for the call's weights,
-            inputs and mask.
+        SpecError: an output differs from the reference's by more than its bound.
     """
     for result in judge_recording(recording):
         if result.status != "equal":
@@ -203,7 +202,7 @@ def selected(recording: Recording, patterns: Sequence[str]) -> frozenset[str]:
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
-    """Return the names of calls that match one of the patterns; SpecError for a pattern that none matches."""
+    """Return the `names` that match a pattern. SpecError for a pattern without a match."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(dict.fromkeys(names))})")

@@ -19,10 +19,10 @@ FORM = "a list of texts, a list of such lists, or a dict of these by 'keys' and 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A table of the tokens at each position.
+    """A table of the token at each position, for the keys and the queries of recorded calls.
 
     Args:
-        keys: a sequence of tokens for each item of the batch, or for each forward pass of the model.
+        keys: a sequence of token texts for each item of the batch, or for each forward pass of the model.
         queries: the same for queries; None if they are the keys' tokens.
 
     >>> Tokens.of(["a", "cat"])
@@ -34,7 +34,7 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Any) -> Tokens:
-        """Return the Tokens in what a user gave: Tokens, or a value in one of the forms that FORM lists.
+        """Return the user's tokens as Tokens. `given` is one already, or has one of the forms in FORM.
 
         Raises:
             SpecError: `given` has another form, or a token is longer than LONGEST_TOKEN characters.

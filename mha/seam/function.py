@@ -29,7 +29,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return a function that prepares attention by a backend, by the reference, or by the reference with a bug.
+    """Return a function (config, dtype) -> run, where `run` computes attention by a backend or the (buggy) reference.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.
@@ -46,17 +46,17 @@ def prepare_with(name: str, bug: str | None = None) -> Prepare:
 
 
 def attention_function(name: str = REFERENCE, *, bug: str | None = None) -> Callable[..., tuple[Any, None]]:
-    """Return an attention function for `AttentionInterface.register` of transformers, computed by another backend.
+    """Return an attention function that computes by another backend, for `AttentionInterface.register` of transformers.
 
     Tensors go to NumPy, through the backend on the CPU, and back; there are no gradients. Masks are read as those that
     transformers makes for "sdpa": register `sdpa_mask` under the same name.
 
     Args:
         name: a backend ("torch", "tf", "jax", "mxnet"), or "reference".
-        bug: a bug of the zoo (`mha bugs`) to put into the reference, to see whether a test of the model notices it.
+        bug: a known bug (listed by `mha bugs`) to put into the reference, to see whether a test notices it.
 
     Raises:
-        SpecError, BackendError: no backend, or no bug, has this name; later, at a call that has no translation.
+        SpecError, BackendError: no backend or bug has this name; or, when called, an argument is not supported.
 
     >>> import torch
     >>> attend = attention_function()
@@ -81,11 +81,11 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler for calls of an attention function, which computes their results by other attention.
+    """Return a handler that intercepted calls of an attention function go to; it computes them by another function.
 
     Args:
-        prepare: (config, dtype) -> the function that computes: inputs -> Trace.
-        but: names of modules whose calls are not replaced.
+        prepare: (config, dtype) -> that other function, which takes inputs and returns a Trace (all results).
+        but: names of modules whose calls keep the model's own function.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}
 

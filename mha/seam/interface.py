@@ -39,9 +39,9 @@ _ARGUMENTS = inspect.signature(
 
 @contextmanager
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` gets each call of an attention function from the registry of transformers.
+    """Return a context in which `handle` replaces attention functions that the target's modules call.
 
-    Only calls by modules of the target are handled. If transformers is not imported, the context does nothing.
+    The functions are those in `AttentionInterface` of transformers. Without transformers, nothing happens.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -79,24 +79,24 @@ def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call of an attention function by name, also those taken as keywords."""
+    """Return a dict of all arguments of an attention function's call, including defaults and **kwargs."""
     bound = _ARGUMENTS.bind(*args, **kwargs)
     bound.apply_defaults()
     return {**bound.arguments.pop("kwargs"), **bound.arguments}
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """Return the result of an attention function: the output (B, Lq, H, dv), and None for the weights."""
+    """Return the result of an attention function of transformers: (output as a tensor (B, Lq, H, dv), None)."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Return a function: result of a call -> Handover. The arguments of the call are copied at once.
+    """Copy the arguments of a call, and return a function: the call's result -> Handover (the call in NumPy).
 
     Raises:
-        SpecError: the arguments have no translation.
+        SpecError: an argument is not supported.
     """
     from backends.torch.native.seam import handed
 

@@ -28,16 +28,16 @@ BLURRED = 2.0**12
 
 @dataclass(frozen=True)
 class Judged:
-    """A judgement on one output array of a module: its error, compared with the measured effect of rounding.
+    """A comparison of one output array of a port with the original's; errors are measured in units of rounding errors.
 
     Attributes:
-        ratio: error / measured rounding, by root mean squares or, halved, by the largest elements: the larger of the
-            two. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
+        ratio: max(rms(error) / rms(rounding), max(error) / max(rounding) / 2), where `rounding` is a measured rounding
+            error. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
         worst: the index of the largest error.
         got, expected: the numbers at this index.
         error: the largest error.
-        rounding: (root mean square of the measured rounding) / (that of the original's array).
-        bound: the largest error / derived bound of an element; None without a bound.
+        rounding: rms(measured rounding error) / rms(the original's array).
+        bound: the largest error / derived bound among the elements; None without a bound.
     """
 
     ratio: float
@@ -55,11 +55,11 @@ class Judged:
 
     @property
     def moved(self) -> str:
-        """Return in words how much rounding by itself changes the array."""
+        """Return in words by how much rounding alone changes the array."""
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:
-        """Return whether rounding changes the array so much that errors that matter can't be seen."""
+        """Return whether rounding errors are so large that they could hide a real mistake."""
         return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
@@ -69,7 +69,7 @@ def number(ratio: float) -> str:
 
 
 def times_rounding(ratio: float) -> str:
-    """Return in words the ratio error / measured rounding.
+    """Return `ratio`, an error / measured rounding error, in words.
 
     >>> times_rounding(30.0), times_rounding(np.inf)
     ('30 times what rounding does', 'more than any rounding does')
@@ -86,15 +86,15 @@ def judge(
     bound: NDArray | None = None,
     counted: NDArray | None = None,
 ) -> Judged:
-    """Return the judgement on an array beside the original's in float64.
+    """Return the Judged of a port's array, compared with the original's array in float64.
 
     Args:
         got: the port's array, of the shape of `exact`.
         exact: the original's array in float64.
-        roundings: several arrays: the original's, each computed with other rounding.
+        roundings: the original's array, computed several times with other rounding errors.
         dtype: the port's dtype.
         bound: the derived bound of each element; None if there is none.
-        counted: bool, which elements are compared. Default: all.
+        counted: bool, True at the elements to compare. Default: all.
 
     >>> exact = np.array([1.0, 2.0])
     >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32").equal
@@ -129,7 +129,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """The original's outputs (key path -> array) in float64 (`exact`) and with other `roundings`; their `bounds`."""
+    """The original's outputs (key path -> array): `exact` in float64, `roundings` with rounding, and `bounds`."""
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]
@@ -137,7 +137,7 @@ class Runs:
     dtype: str
 
     def judge(self, got: NDArray, place: Place, counted: NDArray | None = None) -> Judged:
-        """Return the judgement on the array `got`, the port's output at a place."""
+        """Return the Judged of the port's array `got`, compared with the original's output at the key path `place`."""
         own = [each[place] for each in self.roundings if place in each]
         return judge(got, self.exact[place], own, self.dtype, bound=self.bounds.get(place), counted=counted)
 

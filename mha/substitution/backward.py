@@ -30,28 +30,28 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """A judgement on the gradients of a call. `arrays`: name -> judgement; `left`: which were not compared, and why."""
+    """A comparison of a call's gradients. `arrays`: name -> Judged; `left`: the gradients left out, with reasons."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
     @property
     def worst(self) -> tuple[str, Judged]:
-        """Return the name of the worst gradient, and the judgement on it."""
+        """Return the name of the gradient with the largest error, and its Judged."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
 def judge_backward(ready: Substitution) -> BackwardJudgement:
-    """Return the judgement on the port's gradients of inputs and parameters in one call.
+    """Return the BackwardJudgement of one call of a port's module: its gradients by inputs and by parameters.
 
-    The original's module runs backward from the recorded gradients with respect to the outputs of the port's module.
+    The original's module runs backward from the gradients that were recorded for the port's outputs.
 
     Args:
-        ready: a call of a port's module whose forward pass is judged already, and whose recording has gradients.
+        ready: a call of the port's module, after `ready.judge()`.
 
     Raises:
-        SpecError: no gradients with respect to the outputs were recorded; one of the two modules can't be run
-            backward; outputs at padding differ; or no gradient can be compared.
+        SpecError: no gradients of the outputs were recorded; one of the two modules can't run backward; outputs at
+            padding differ; or no gradient can be compared.
     """
     if not ready.recorded.cotangents:
         raise SpecError("no gradient came back to it")
@@ -65,13 +65,13 @@ def judge_backward(ready: Substitution) -> BackwardJudgement:
 def judged_backward(
     own: Original, recording: ModuleRecording, calls: Sequence[tuple[int, int]], *, parts_right: bool
 ) -> Backward:
-    """Return the verdict on the gradients that a module of the port makes in all its calls.
+    """Return a Backward, the verdict on the gradients of a port's module in all its calls.
 
     Args:
-        own: the original.
+        own: the original model.
         recording: the port's recording.
         calls: (position of the original's call, position of the port's) for each call of the module.
-        parts_right: whether the gradients of all modules inside it are right.
+        parts_right: whether the gradients of all its submodules are right.
     """
     found = []
     reasons = []

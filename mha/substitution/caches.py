@@ -29,13 +29,13 @@ WRITES = "what it leaves in its cache"
 
 
 class Caches:
-    """The caches given to the original's modules, filled with the keys and values of the port's caches.
+    """The key-value caches given to the original's modules, filled with the keys and values of the port's caches.
 
     Args:
         own: the original.
         recording: the port's recording, with its attention layers.
         pairs: the pairs of modules.
-        paired_calls: a function that pairs the calls of two modules within one call of either model.
+        paired_calls: a function that pairs the calls of two modules during one call of each model.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Caches:
         self._first: dict[tuple[int, int], tuple[NDArray, ...]] = {}
 
     def take(self, calls: Calls) -> None:
-        """Copy the caches of the port's layers, in place, into the caches that the original gets in these calls."""
+        """Copy the cached keys and values of the port's layers into the caches of the original's calls, in place."""
         for mine, theirs in calls:
             cache = _cache_in(self._own.calls[mine].arguments)
             if cache is None:
@@ -68,7 +68,7 @@ class Caches:
                     setattr(layer, kind, getattr(layer, kind).new_tensor(array))
 
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
-        """Yield (number of the call, "keys" or "values", judgement) for the new entries of a layer's cache.
+        """Yield (call number, "keys" or "values", Judged) for the entries that each call of a layer added to its cache.
 
         The entries are read from the inputs of the layer's next call.
         """

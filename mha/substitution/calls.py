@@ -17,17 +17,17 @@ from mha.substitution.pairing.pairs import Module, Pairs
 
 
 class Part(NamedTuple):
-    """A module inside the judged one, whose outputs in the port are put into the original's run.
+    """A submodule of the judged module. When the original's module runs, the port's outputs replace this part's.
 
     Attributes:
         original: position of the original's module.
         name: name of the port's module.
-        calls: (call of the original's module, the port's call or None), in order.
-        right: whether the port's module is right.
-        instead: for each call, key path -> array to use in place of the port's output; () keeps the port's outputs.
+        calls: (call of the original's submodule, the port's call or None), in order.
+        right: whether the port's submodule is right.
+        instead: for each call, key path -> array that replaces the port's output; () keeps the port's outputs.
         active: a function that is applied to the port's outputs; None if there is none.
-        again: whether the port's module gets different arrays where the original's gets one array twice.
-        asked: whether its floating-point inputs are judged too. Its mask and indices always are.
+        again: whether the port's submodule gets two different arrays where the original's gets one array twice.
+        asked: whether its floating-point inputs are judged too. Masks and indices always are.
     """
 
     original: int
@@ -42,19 +42,19 @@ class Part(NamedTuple):
 
 @dataclass
 class CallJudgement:
-    """A judgement on one call of a module.
+    """A comparison of one call of a port's module with the original's module on the same inputs.
 
     Attributes:
-        arrays: place of each output of the port's module -> the judgement on it.
-        layouts: how the port's arrays of other shapes were transposed or reshaped, in words.
-        own: places of inputs that only the original has; their arrays are from the original's own run.
-        masks: mask -> number of entries in which it differs, for masks that the two models write in different forms.
-        unmatched: places of the port's outputs without a counterpart in the original, and of integers that it lacks.
-        missing: places of the original's outputs without a counterpart in the port.
+        arrays: key path of each output of the port's module -> its Judged.
+        layouts: how arrays of the port were transposed or reshaped to the original's shapes, in words.
+        own: key paths of inputs that only the original has; their values are those of the original's own run.
+        masks: name of a mask that the models write in different forms -> number of entries that differ.
+        unmatched: key paths of the port's outputs that the original does not have.
+        missing: key paths of the original's outputs that the port does not have.
         notes: further remarks, in words.
-        own_masks: whether the masks used are those of the original's own run, because the port completes them inside.
-        padding: how many rows of padding differ; they are not compared, because no other row depends on them.
-        other_masks: whether the masks were read with the opposite meaning of True (allows a key, or excludes it).
+        own_masks: whether the original's own masks were used, because the port changes its masks inside the module.
+        padding: how many rows differ but don't count, because they are padding that no other row depends on.
+        other_masks: whether the port's masks were read with the original's meaning of True reversed.
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class CallJudgement:
 
     @property
     def worst(self) -> tuple[Place, Judged]:
-        """Return the place of the worst array, and the judgement on it."""
+        """Return the key path of the array with the largest error, and its Judged."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
@@ -83,14 +83,14 @@ def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]
 
 
 def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | None) -> bool:
-    """Return whether the call at `inner` was made within that at `outer`; a call is within itself."""
+    """Return whether the call at position `inner` was made during the call at `outer`, or is the same call."""
     while inner is not None and inner > outer:
         inner = calls[inner].within
     return inner == outer
 
 
 def inputs_of(recording: ModuleRecording) -> Mapping[Any, Any]:
-    """Return the arguments of the port's first call: name (position if there is none) -> argument."""
+    """Return the arguments of the port's first call as a dict: name, or position if it has none -> argument."""
     first = recording.calls[0]
     plain = {place: value for place, value in first.plain.items() if value is not None or len(place) > 1}
     nested: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
 
 
 def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """Return a Module, as pairing needs it, for each module of a model in `own`; `calls` are that model's calls."""
+    """Return a Module (the data for pairing) for each module in `own`. `calls`: the calls of the same model."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
     each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]
@@ -134,10 +134,10 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the port's modules with parameters that are neither judged nor inside a judged module.
+    """Return the names of the port's modules with own parameters that only the judgement on the whole model covers.
 
-    The judgement on the whole model does not count. A module without an original is left out if the original has all
-    its parameters elsewhere (such as a table of positions).
+    A module without an original is left out if the original has all its parameters elsewhere (such as a position
+    table).
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:

@@ -82,12 +82,12 @@ class _Core:
 
 
 def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a module -> a sentence on what is wrong in its attention, between the projections.
+    """Return a dict: name of a module -> what is wrong in its attention between the projections, in a sentence.
 
     Args:
-        own: the live original.
+        own: the original model.
         recording: the port's recording.
-        originals: name of each module of the port that is wrong in its own lines -> name of its original.
+        originals: name of each port's module with a mistake in its own code -> name of its original.
     """
     found = {}
     ours = [(own.modules[one.module].name, _first(one.given), _first(one.gave or {})) for one in own.calls]

@@ -41,12 +41,12 @@ MOST_ARRAYS = 16
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The arrays and numbers from which a module computes.
+    """What a module computes from: input arrays, parameters, and constants.
 
     Attributes:
         inputs: its input arrays.
         parameters: name -> parameter.
-        numbers: the values of its attributes that are numbers, such as a norm's epsilon.
+        numbers: the values of its float attributes, such as a norm's epsilon.
     """
 
     inputs: Sequence[NDArray]
@@ -60,7 +60,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return the parameters as pairs (matrix, bias or None); None if they can't be paired so."""
+        """Return the parameters as pairs (matrix, bias or None); None if some can't be paired."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -72,19 +72,19 @@ class Known:
 
 
 def numbers_of_module(held: Any) -> list[float]:
-    """Return the attributes of a module that are floats; `held` is the module, or for linen a holder of it."""
+    """Return the float attributes of a module. `held`: the module, or for Flax linen an object that holds it."""
     owners = [held, getattr(held, "module", None)]
     found = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     return list(dict.fromkeys(value for value in found if isinstance(value, float)))
 
 
 class Candidate(NamedTuple):
-    """A formula for a module's result from one of its inputs.
+    """A formula that may be what a module computes from one of its inputs.
 
     Attributes:
-        of: a function: (the input, the rules of rounding) -> the result with its bounds.
+        of: a function: (input, Rounding) -> the result, with a bound on the rounding error of each element.
         x: the input.
-        by_rows: whether each row of the result depends on one row of the input, so that a few can be tried first.
+        by_rows: whether each row of the result depends on one row of the input. Then a few rows are tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -92,7 +92,7 @@ class Candidate(NamedTuple):
     by_rows: bool = True
 
     def is_what_gives(self, exact: NDArray) -> bool:
-        """Return whether the formula gives `exact`, to the rounding of float64."""
+        """Return whether the formula's result equals `exact`, to the rounding of float64."""
         if self.by_rows:
             if self.x.shape[:-1] != exact.shape[:-1] or not exact.size:
                 return False
@@ -106,12 +106,11 @@ _PROOF = Rounding(Precision.of("float64"), probabilistic=False)
 
 
 def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> tuple[str, NDArray] | None:
-    """Return the formula of a module's output, and the bound on rounding of each element; None without a formula.
+    """Return (name of a formula for a module's output, bound on each element's rounding error); None without a formula.
 
     Args:
         exact: the output of the original's module in float64.
-        own: this module's output in `dtype`, or None. If it is further from `exact` than the bound, the formula is not
-            the module's, and the result is None.
+        own: this module's output in `dtype`, or None. If its error exceeds the bound, the result is None.
         known: the inputs, parameters and numbers of the module.
         dtype: the port's dtype.
 
@@ -138,9 +137,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return the result of `bound_on` for a module that was also recorded as an attention layer, in the call `problem`.
+    """Return the same as `bound_on` for an attention module, whose call was recorded as `problem`.
 
-    The recorded weights are the port's. The result is None if the reference with them does not give `exact`.
+    The result is None if the reference does not give `exact` with the recorded weights, which are the port's.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -261,7 +260,7 @@ def _feed_forward(known: Known) -> Iterator[Candidate]:
 
 
 class FeedForward(NamedTuple):
-    """A feed-forward formula: down(activation(gate(x))); if there is an `up`, down(activation(gate(x)) * up(x))."""
+    """A formula: down(activation(gate(x))), or down(activation(gate(x)) * up(x)) if there is an `up`."""
 
     gate: Dense
     up: Sequence[Dense]
@@ -277,7 +276,7 @@ class FeedForward(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A formula: LayerNorm (`centred`) or RMSNorm of x (..., n), with scale (n,) and bias (n,), each possibly None."""
+    """A formula: LayerNorm (if `centred`) or RMSNorm of x (..., n). Scale (n,) and bias (n,) may be None."""
 
     x: NDArray
     axes: int
@@ -287,14 +286,14 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return the norm of x, which may be some rows of the input, with bounds."""
+        """Return the norm of x (the input, or some rows of it) with bounds on its rounding errors."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))
 
 
 def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
-    """Yield the norms that give `exact` to about 1e-5; not closer, because some modules always compute in float32."""
+    """Yield each Norm that gives `exact` to about 1e-5; this is so coarse because some modules compute in float32."""
     with any_numbers:
         for one in _norms_in(known):
             x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)

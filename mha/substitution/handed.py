@@ -44,14 +44,14 @@ Given = tuple[AttentionConfig, AttentionInputs]
 
 @dataclass(frozen=True)
 class Handing:
-    """A comparison of what a module hands to its attention function with what the original's hands over.
+    """A comparison of the arguments that a port's module gives to its attention function with the original's.
 
     Attributes:
         text: the comparison in a sentence.
         first: the first difference, in words; "" for none.
         apart: names of what differs: "queries", "keys", "values", "scale", "sinks", "bias", "mask".
-        allowed: for each call, bool (B, H, Lq, Lk), True at the keys that the port's queries attend to.
-        due: the same of the original.
+        allowed: for each call, bool (B, H, Lq, Lk), True where the port's mask lets a query attend to a key.
+        due: the same for the original's mask.
     """
 
     text: str
@@ -64,13 +64,12 @@ class Handing:
 def handed_over(
     own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any
 ) -> Handing | None:
-    """Return a comparison of the inputs of a module's attention function with the original's.
+    """Return a Handing: the arguments of a module's attention function, compared with the original's; else None.
 
-    It is None if one of the two modules calls no attention function that can be read, or if they call it a different
-    number of times.
+    It is None if the calls of one of the two functions can't be read, or if the numbers of calls differ.
 
     Args:
-        own: the original with its calls; `model` is the original model itself.
+        own: the original's modules and calls; `model` is the original model itself.
         ready: each call of the module, with the original's call.
         recording: the port's recording, with the calls of its attention functions.
         name: name of the module.
@@ -192,7 +191,7 @@ def _number(value: float | None) -> str:
 def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return name of a wrong module -> what it hands to the attention function that it calls, beside the original's."""
+    """Return a dict: name of a wrong module -> a Handing that compares the arguments of its attention function."""
     recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
     said = {
@@ -206,10 +205,10 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return name of a wrong module -> a Handing that says whether the fault is before or in its attention function.
+    """Return a dict: name of a wrong module -> a Handing, on whether its attention function is wrong or its inputs.
 
-    Its keys are the modules that were recorded twice: with their projections, and at the attention function inside.
-    Where the function differs, `apart` begins with "function".
+    Only modules are keys of which both the whole layer and its attention function were recorded. If the function itself
+    is wrong, `apart` begins with "function".
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, Handing] = {}
@@ -256,11 +255,10 @@ def _is_this(array: NDArray, allowed: NDArray[np.bool_]) -> bool:
 def with_makers_of_masks(
     report: WhereReport, ready: Mapping[str, Sequence[Substitution]], handed: Mapping[str, Handing]
 ) -> WhereReport:
-    """Return the report with a wrong mask blamed on the module that makes it, and not on one that is given it.
+    """Return the report with a wrong mask blamed on the module that makes it, not on one that only passes it on.
 
-    It is for modules that differ from the original only in the mask that they hand over, as where the original's module
-    makes its causal mask itself. The maker is the nearest module around that is not given this mask; if the model
-    itself is given it, there is none.
+    This concerns modules whose attention function gets a wrong mask, but otherwise the original's arguments. The maker
+    is the innermost module around that does not get this mask as an input; there is none if the model itself gets it.
     """
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():
@@ -291,10 +289,9 @@ def with_makers_of_masks(
 
 
 def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
-    """Return a sentence on how config, weights or mask of a module's attention layer differ; "" if they don't.
+    """Return a sentence on how config, weights or mask of a port's attention layer differ from the original's; else "".
 
-    `ready`: the module's calls, each with the original's call on the same inputs. `port`: the recorded calls of its one
-    attention layer.
+    `ready`: the module's calls, each with its original's. `port`: a recording of its one attention layer.
     """
     try:
         with warnings.catch_warnings(), capture(model, probe=False) as seen:

@@ -15,7 +15,7 @@ EXCLUDED = -1e3
 
 
 def allowed_in(mask: NDArray) -> NDArray | None:
-    """Return bool (B, 1 or H, 1 or Lq, Lk), True at the keys that a mask allows; None if the array is no mask.
+    """Return a mask as bool (B, 1 or H, 1 or Lq, Lk), True at allowed keys; None if the array is no mask.
 
     >>> allowed_in(np.array([[0.0, -3e38]])).tolist(), allowed_in(np.array([[1, 0]])).tolist()
     ([[[[True, False]]]], [[[[True, False]]]])
@@ -35,11 +35,10 @@ def allowed_in(mask: NDArray) -> NDArray | None:
 
 
 def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
-    """Return the port's mask in the original's form, and how many entries differ; None if either is no mask.
+    """Return (the port's mask in the original's form, number of entries that differ); None if either is no mask.
 
-    A bool mask does not say whether True allows a key or excludes it. Both meanings are tried, and the one with fewer
-    differences is taken, or the other one with `other`. Two masks of added numbers have one meaning only, so that the
-    result with `other` is None.
+    True in a bool mask may allow a key or exclude it. The meaning with fewer differences is taken or, with `other`, the
+    opposite one. Masks of floats to add have one meaning only; with `other`, the result is then None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -72,15 +71,15 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return bool (B, L), True at rows not to compare (padding; if `other_mask`, queries without a key); or None.
+    """Return bool (B, L), True at output rows that should not be compared; None if there are none or it is unknown.
 
-    Rows are padding if changing their inputs changes no other row. A query counts as without
-    a key if its output is linear in the module's inputs, as the mean of all values is: no softmax took part.
+    These are rows of padding, whose inputs change no other row; with `other_mask`, also fully masked queries, whose
+    output is linear in the inputs, like the mean of all values.
 
     Args:
         exact_on: a function that runs the module on other inputs.
         given: key path -> input of the module, masks among them.
-        other_mask: whether a mask differs from the original's own. Only then are queries without a key left out.
+        other_mask: whether a mask differs from the original's own.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]
@@ -183,10 +182,9 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
-    """Return bools of `array`'s shape: True for elements to compare.
+    """Return bool of `array`'s shape, True at elements to compare: those outside padding, and all that are not finite.
 
-    These are the elements outside the rows (B, L) of padding, and all that are not finite. The result is None if it is
-    not known which rows are padding: `array` must be just one of (B, L, D), (B, H, L, Lk), indices (B, L).
+    `padding`: bool (B, L). `array`: (B, L, D), (B, H, L, Lk) or integers (B, L). For other shapes the result is None.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

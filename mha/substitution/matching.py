@@ -16,12 +16,12 @@ from mha.substitution.parts.patches import WORDS, patches
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """A pair of arrays: one of the original's, and its counterpart in the port.
+    """A pair of arrays: one of the original, and the array in the port that corresponds to it.
 
     Attributes:
-        original, port: the places of the two arrays.
+        original, port: the key paths of the two arrays.
         array: the port's array, in the original's shape.
-        layout: in words, how the port's array was reshaped for that; "" if the shapes were the same.
+        layout: in words, how the port's array was transposed or reshaped for that; "" if it was not.
     """
 
     original: Place
@@ -31,10 +31,10 @@ class Matched:
 
 
 def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *, tables: bool = False) -> list[Matched]:
-    """Return pairs of arrays: first by equal names, then by the nearest numbers, if shapes allow it.
+    """Return Matched pairs of arrays (key path -> array): first by equal names, then by nearest numbers.
 
-    Where the original has the same numbers at several places, one array of the port's is paired with all of them. With
-    `tables`, remaining pairs may be a table of positions and a smaller one, or an image and its patches.
+    If the original has equal arrays at several key paths, one array of the port is paired with all of them. With
+    `tables`, a table of positions may also pair with a smaller one, and an image with its patches.
 
     >>> own = {("hidden",): np.arange(6.0).reshape(1, 3, 2), ("mask",): np.ones((1, 3))}
     >>> [(one.original, one.port, one.layout) for one in match(own, {("x",): np.arange(6.0).reshape(3, 1, 2)})]
@@ -58,7 +58,7 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
 def given_apart(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> list[Matched]:
-    """Return further pairs, where the original has one array at two places, and the port two different ones.
+    """Return further Matched pairs, where the original has one array twice, and the port two different arrays.
 
     For example, the original has `x` as query and as value, and the port has other values.
 
@@ -78,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield {place: array} for each paired array of patches that differs: the port's, reordered within each patch."""
+    """Yield {key path: array}: a paired array of image patches, with the numbers in each patch in another order."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue
@@ -194,7 +194,7 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
     """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    It is transposed or reshaped in the same way as the array of the pair `one`, which has the same shape in the port.
+    It is transposed or reshaped like the array in the pair `one`, which has the same two shapes.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

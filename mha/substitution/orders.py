@@ -44,19 +44,19 @@ def in_which_order(
     *,
     one_framework: bool = False,
 ) -> tuple[InOrder, str]:
-    """Return whether a port's parameters, which have the original's numbers, have them in the original's order.
+    """Return whether a port's parameters, which have the original's numbers, also have them in the original's order.
 
     Args:
         own: name -> parameter of the original's module.
         numbers_in: name of a parameter of the original -> its array.
-        port: name -> parameter of the port's module; all together they have the same numbers.
+        port: name -> parameter of the port's module.
         kinds: the classes of both modules.
         dtype: the port's dtype.
-        one_framework: whether both modules are of one framework, so that equal names and shapes mean equal layouts.
+        one_framework: whether both are of one framework, where equal names and shapes mean equal layouts.
 
     Returns:
-        ("same", ""); ("reordered", which parameter is in which order in words); or ("unseen", "") if the right order is
-        not known (such as whether a square matrix of another framework's class must be transposed).
+        ("same", ""); ("reordered", words on each reordered parameter); or ("unseen", "") if the right order is not
+        known, for example whether a square matrix must be transposed for another framework.
     """
     words, seen = [], True
     for name, parameter in port.items():
@@ -105,7 +105,7 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
 
 
 def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
-    """Return in words which of the original's parameters a port lacks; "" if it lacks none, or others differ too."""
+    """Return in words which of the original's parameters the port lacks; "" if none, or if others differ too."""
     theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
     lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
     if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):
@@ -116,7 +116,7 @@ def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
 def rounded_among(
     port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray]
 ) -> str:
-    """Return in words which parameters of a port are the original's, rounded to fewer bits; "" for none.
+    """Return in words which of a port's parameters are the original's rounded to fewer bits; "" if none are.
 
     Args:
         port, own: name -> parameter of the port's module, and of the original's.
@@ -134,13 +134,13 @@ def rounded_among(
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
-    """Return in words which parameters of a port differ from the original's.
+    """Return in words which of a port's parameters have other numbers than the original's.
 
-    The result is "" if none differs; or if all do, and the original model has their numbers nowhere.
+    The result is "" if none has, or if all have, with numbers that the whole original model does not contain.
 
     Args:
         port, own: name -> parameter of the port's module, and of the original's.
-        model: name -> parameter of the whole original model, in which the sentence locates the port's numbers.
+        model: name -> parameter of the whole original model, where the numbers may be found.
     """
     known = {one.numbers for one in own.values()}
     others = {name: one.numbers for name, one in port.items() if one.numbers not in known}

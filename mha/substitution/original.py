@@ -45,17 +45,17 @@ class OriginalModule:
 
     @property
     def without_numbers(self) -> str | None:
-        """Return the name of a parameter that has no numbers, as on the meta device; None if all have."""
+        """Return the name of a parameter without numbers, as on the meta device; None if there is none."""
         return next((name for name, one in self.parameters.items() if one.numbers.hashed is None), None)
 
 
 @dataclass
 class OriginalCall:
-    """A call of a module as it was made.
+    """A call of one of the original's modules, as the model made it.
 
     Attributes:
         module: position of the module.
-        within: position of the call during which it was made; None if there is none.
+        within: position of the outer call during which it was made; None for the model's own call.
         signature, arguments: the signature of the module, and name -> argument.
         given, gave: key path -> input or output array, in NumPy; `gave` is None if the call ended in an error.
         steady: whether its outputs were the same in a second run of the model.
@@ -76,11 +76,11 @@ class OriginalCall:
 
 
 class Original:
-    """A live model and the calls of its modules on one batch of inputs.
+    """An original model with the calls of its modules on one batch of inputs.
 
     Args:
         model: the model, of any framework that `mha.capture` knows, in inference mode.
-        inputs: its arguments, as name -> array, or in order.
+        inputs: the model's arguments, as name -> array, or in order.
         dtype: the dtype of the port's parameters, to which the original's are rounded before they are compared.
 
     Raises:
@@ -211,7 +211,7 @@ class Original:
         return bool(self.native.is_part(held, held, "of any name", held))
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
-        """Return key path -> array (in NumPy) in an input or output of a module."""
+        """Return a dict of the arrays in an input or output of a module: key path -> NumPy array."""
         found = ((place, self._array(leaf)) for place, leaf in leaves(value))
         return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
 
@@ -232,13 +232,13 @@ class Original:
         *,
         tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
-        """Return, for each run of a module by itself, key path -> output. Parameters and float arrays are in `dtype`.
+        """Run a module alone in `dtype`, once for each entry of `givens`, and return for each run key path -> output.
 
         Args:
             call: the call whose arguments are used.
             givens: for each run, key path -> array that replaces an input of the call.
             replace: position of a submodule -> for each of its calls, key path -> array that replaces an output. The
-                submodule's inputs are then returned too, at the places (PASSED, position, number of the call, ...).
+                submodule's inputs are then returned too, at key paths (PASSED, position, number of the call, ...).
             tell: whether the replaced outputs are returned too, at (GAVE, position, number of the call, ...).
 
         Raises:
@@ -264,7 +264,7 @@ class Original:
     def pull(
         self, call: OriginalCall, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str
     ) -> Pulled:
-        """Return the outputs and gradients of a module run by itself in `dtype`. SpecError if it can't be run."""
+        """Run a module alone, forward and backward, in `dtype`. Return outputs and gradients. SpecError if it fails."""
 
         def native(place: Place, leaf: Any) -> Any:
             own = self.hooks.as_array(leaf)

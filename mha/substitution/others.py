@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, judgement) for each mask that a submodule gets in the port, if the original has no such mask."""
+    """Yield (key path, Judged) for each mask that the port gives to a submodule, but the original does not."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,9 +36,9 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, judgement) for wrong indices (such as positions) that a submodule gets in the port.
+    """Yield (key path, Judged) for each array of wrong indices (such as positions) that the port gives to a submodule.
 
-    Only elements where `counted(array)` is True are compared; all if it is None.
+    Elements count where `counted(array)` is True. If that is None, all do.
     """
     for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
         right, got = own[one.original], one.array
@@ -52,19 +52,19 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """Yield the key path of each array in `gave`, the port's outputs, that equals no array of integers in `own`."""
+    """Yield the key path of each of the port's outputs `gave` that equals no integer or bool array in `own`."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """Return bool (B, L), True at padding, from the first call inside `around` that shows any; None if none does.
+    """Return bool (B, L), True at padding, found in a call inside `around`; None if no call shows padding.
 
     Args:
-        original: the original.
-        around: the outer call.
-        paired: positions of modules to skip, because they are judged by themselves.
+        original: the original model.
+        around: the outer call; the calls that are tried were made during it.
+        paired: positions of modules to skip, because they are judged on their own.
     """
     calls = original.calls
     (own,) = (number for number, call in enumerate(calls) if call is around)
@@ -90,7 +90,7 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
 
 
 def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDArray], unit: float) -> Iterator[str]:
-    """Yield a sentence on each two inputs of a submodule (such as keys and values) that the port exchanges.
+    """Yield a sentence for each two inputs of a submodule that the port exchanges, such as keys and values.
 
     Args:
         name: the name of the submodule.
@@ -108,9 +108,9 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that says which known arrays `got` is, and which `right` is; None if that can't be said.
+    """Return a sentence that says what `got` is, and what `right` is, in terms of known arrays; None if not known.
 
-    Each must equal exactly one known array or sum of two ("the sum of the residual and the output").
+    Each of the two must equal exactly one known array, or one sum of two known arrays.
 
     Args:
         what: the array, in words.

@@ -31,15 +31,15 @@ from mha_core.capture import Pulled
 
 
 class Substitution:
-    """A call of a port's module with its original's call, ready to run the original's module on the port's inputs.
+    """A call of a port's module and its original's call, ready to run the original's module on the port's inputs.
 
     Args:
-        original: the original.
+        original: the original model.
         recording: the port's recording.
         call, recorded: the original's call, and the port's.
 
     Raises:
-        SpecError: no input of the port's module is the counterpart of an input of the original's.
+        SpecError: no input of the port's module could be paired with one of the original's.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Return the judgement on the port's outputs, compared with those of the original's module, which runs here.
+        """Run the original's module on the port's inputs. Return how the port's outputs compare with its outputs.
 
-        The port's bool masks are read as True allows or True excludes: whichever is nearer to the original's. If the
-        outputs differ, the other meaning is tried; then the original's masks, as a port may change its mask inside.
+        True in the port's masks is taken to allow or exclude keys, whichever is nearer to the original's masks. If
+        outputs differ, the other meaning is tried, then the original's own masks, as a port may change masks inside.
 
         Args:
-            parts: submodules whose outputs in the port replace those in the original. With them, the module's outputs
-                and the inputs of these submodules are wrong only if the module's own code is.
+            parts: submodules whose outputs in the port replace those in the original. Then the module's outputs, and
+                the inputs of these submodules, depend on the module's own code only.
 
         Raises:
-            SpecError: the original's module can't be run; its outputs changed in a second run; they are NaN in float64
-                and not in the port's dtype; or none of them matches an output of the port's module.
+            SpecError: the original's module can't be run; its outputs changed in a second run, or are NaN in float64
+                only; or none of them matches an output of the port's module.
         """
         self._left_out, self._searched = 0, False
         if not self.call.steady:
@@ -131,7 +131,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """Let later judgements read the port's masks with the original's meaning of True."""
+        """Make later judgements read True in the port's masks with the original's meaning."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -239,7 +239,7 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return the Runs of the original's module; outputs of its submodules are at (GAVE, position, number, ...).
+        """Return the Runs of the original's module, with submodules' outputs at (GAVE, position, number, ...).
 
         Args:
             telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
@@ -254,19 +254,19 @@ class Substitution:
         return Runs(floating, [own, moved], {}, self.dtype)
 
     def is_right(self, array: NDArray, place: Place, runs: Runs) -> bool:
-        """Return whether an array equals the original's at a place in `runs`, except at padding."""
+        """Return whether an array of the port equals the original's at `place` in `runs`, except at padding."""
         found = runs.judge(array, place)
         counted = None if found.equal else self._counted(array)
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return the `Judged.ratio` of an array, judged without padding by the original's at `place` in `runs`."""
+        """Return the `Judged.ratio` of a port's array beside the original's at `place` in `runs`, except at padding."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return key path -> output of the original module in float64, with nothing replaced; `judge` must have run."""
+        """Return key path -> output of the original's module in float64, run without replaced parts; after `judge`."""
         return self._alone.exact
 
     @property
@@ -290,16 +290,16 @@ class Substitution:
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
-        """Return key path -> input of the original module: the port's if known, else that of the original's own run."""
+        """Return key path -> input of the original's module: the port's array if known, else the original's own."""
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return key path -> output of the original module in float64 on these inputs. SpecError if it can't be run."""
+        """Return key path -> output of the original's module in float64 on `given`. SpecError if it can't be run."""
         return self.original.run(self.call, [given], "float64")[0]
 
     @property
     def mask_places(self) -> frozenset[Place]:
-        """Return the places of the masks of the original's module that were translated from the port's."""
+        """Return the key paths of the original's masks that were replaced by the port's."""
         return frozenset(self._masks)
 
     def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
@@ -307,7 +307,7 @@ class Substitution:
         return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
-        """Return the worst `Judged.ratio` of the arrays `found` beside the original's; `judge` must have run before."""
+        """Return the largest `Judged.ratio` of the arrays `found` beside the original's; `judge` must have run."""
         ratios = [
             self._alone.judge(found[place], place).ratio
             for place, array in self.exact.items()
@@ -335,7 +335,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """Return key path in the original -> output of the port's module; `judge` must have run."""
+        """Return key path of the original's output -> the port's output that corresponds to it; after `judge`."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
@@ -355,7 +355,7 @@ class Substitution:
 
     @property
     def left_out(self) -> int:
-        """Return how many rows differ, but were not compared by `judge`."""
+        """Return how many rows differ that `judge` did not compare, such as padding."""
         return self._left_out
 
     def _counted(self, array: NDArray) -> NDArray | None:
@@ -394,7 +394,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return the arrays with each number (not in masks) times 1 + u or 1 - u at random; u: the port's roundoff."""
+        """Return copies of the arrays with random rounding errors: each float (not in masks) times 1 + u or 1 - u."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {
@@ -405,7 +405,7 @@ class Substitution:
         }
 
     def turned(self) -> dict[Place, NDArray] | None:
-        """Return the inputs with the batch in another order; None unless all arrays have one batch of several items."""
+        """Return the inputs with their batch items in another order; None unless they share a batch of several."""
         sizes = {array.shape[0] for array in self.call.given.values() if array.ndim > 1}
         if (
             len(sizes) != 1
@@ -419,7 +419,7 @@ class Substitution:
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full}
 
     def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return outputs that were computed from `turned`, with the batch in the original order again."""
+        """Return the outputs `found`, computed from `turned`, with the batch items in the original order again."""
         sizes = {len(array) for array in self.call.given.values() if array.ndim > 1}
         return {
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes

@@ -45,10 +45,10 @@ def where(
 ) -> WhereReport:
     """Return a report on the modules of a port, which names the wrong ones.
 
-    Each module of the original runs in float64 on the inputs of the port's module. So errors of earlier modules cancel,
-    and every wrong module shows. If the original is a recording too, the two recordings are compared: the calls of
-    attention layers, and of other modules if both have them. That shows the first difference, and layers that are wrong
-    by themselves.
+    Each module of the original runs in float64 on the inputs of the port's module. So errors of earlier modules don't
+    count, and every wrong module shows. If the original is a recording too, the two recordings are compared: the calls
+    of attention layers, and of other modules if both have them. That shows only the first difference, and attention
+    layers that are wrong themselves.
 
     Args:
         original: the original model, live, in inference mode: of PyTorch, Keras, Flax (nnx, or linen bound to its
@@ -57,8 +57,8 @@ def where(
         recording: the port's recording, by `mha.capture(port, FILE, modules=True)`, or a file of plain arrays. If the
             original is a recording, this one may have attention layers only.
         inputs: the original's arguments in NumPy, as name -> array or in order. Default: those of the port's call.
-        pairs: name of a module of the original -> name of the port's; needed where the search does not find the pair.
-        progress: called with what is being done.
+        pairs: name of a module of the original -> name of the port's, for pairs that the search would not find.
+        progress: called with a text on the current step.
 
     Raises:
         SpecError: the original can't be run on the inputs; a recording can't be used; pairs contradict each other; or

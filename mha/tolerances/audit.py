@@ -33,19 +33,19 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit of a comparison: the bugs that it lets pass.
+    """An audit of a comparison such as allclose: the bugs that it lets pass.
 
     Attributes:
         comparison: the comparison in words.
-        passed: ids of the bugs that pass the comparison in every call, though they exceed the bound in one; those with
-            the largest change first.
+        passed: ids of bugs that pass the comparison in every call, though they exceed the error bound in one; largest
+            error first.
         caught: ids of the bugs that exceed the bound and fail the comparison.
         untried: ids of the bugs that exceed the bound, but for which there was no time to compare.
-        unseen: the bugs that even the bounds would not have shown.
+        unseen: the bugs that even the error bounds can't show with these calls.
         late: whether the time ran out before every bug had been compared in every call.
-        shown_in: id of a case of the suite -> ids of bugs in `passed` that the comparison would catch in it, and in no
-            case before it; small cases first.
-        strict: the largest error that the bound allows but the comparison does not, so that a right layer may fail; 0.0
+        shown_in: id of a case of the test suite -> ids of bugs in `passed` that the comparison would catch first in
+            that case; small cases first.
+        strict: the largest error that is within the bound but fails the comparison, so that a right layer may fail; 0.0
             if there is none, and for comparisons of whole outputs.
     """
 
@@ -152,7 +152,7 @@ def audit(
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Audit:
-    """Return the bugs that a comparison lets pass, by running the reference with each bug on the recorded inputs.
+    """Return which bugs a comparison lets pass: the reference runs with each known bug on the recorded inputs.
 
     Only the outputs are compared, each rounded to the dtype of its call.
 
@@ -161,7 +161,7 @@ def audit(
         comparison: how outputs are compared.
         names: the names of the calls to use. Default: all.
         seconds: how long each of the three searches may take, roughly.
-        progress: called with what is being done.
+        progress: called with a text on the current step.
 
     Raises:
         SpecError: `seconds` is negative or NaN.
@@ -190,12 +190,12 @@ def audit(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A way in which a test compares an output with the right one.
+    """A way in which a test compares an output with the right one, such as allclose.
 
     Attributes:
         words: its name in reports, such as "allclose(atol=0.001, rtol=0)".
         passes: (output, right output), both float64 of the same shape -> whether the test passes.
-        each: whether each element is compared by itself, so that an output fails if any slice of it fails.
+        each: whether elements are compared one by one, so that an output fails if any slice of it fails.
     """
 
     words: str
@@ -206,7 +206,7 @@ class Comparison:
 def chosen(
     atol: float | None = None, rtol: float | None = None, cosine: float | None = None, kl: float | None = None
 ) -> Comparison:
-    """Return the comparison with one of these kinds of limits: atol and rtol, cosine, or kl (divergence).
+    """Return the Comparison with the given limit: atol and rtol, cosine, or kl (Kullback-Leibler divergence).
 
     Raises:
         SpecError: no kind of limit is given, or several are; or a limit is out of its range.
@@ -240,7 +240,7 @@ def _allclose(atol: float, rtol: float) -> Comparison:
 
 
 def cosine_of(one: NDArray, right: NDArray) -> float:
-    """Return the cosine of two outputs, each as one vector: 1 for equal ones, even zeros; NaN if any is not finite."""
+    """Return the cosine similarity of two flattened outputs; 1 if both are zero; NaN if a number is not finite."""
     if np.array_equal(one, right):
         return 1.0
     with any_numbers:

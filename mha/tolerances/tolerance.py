@@ -24,7 +24,7 @@ from mha_core.errors import one_line
 
 @dataclass(frozen=True, eq=False)
 class Tolerance:
-    """The right numbers of one stage, and the error that rounding may make in each of them.
+    """The right result of one stage of attention (such as "scores"), and the rounding error allowed in each element.
 
     Attributes:
         stage: "output", another stage's name, or "gradients.NAME".
@@ -37,7 +37,7 @@ class Tolerance:
     answer: Expected
 
     def at(self, stage: str) -> Tolerance:
-        """Return the tolerance of another stage, or of a gradient ("gradients.keys") if the inputs have a cotangent.
+        """Return the Tolerance of another stage, or of a gradient ("gradients.keys") if the inputs have a cotangent.
 
         Raises:
             SpecError: there is no such stage.
@@ -49,14 +49,14 @@ class Tolerance:
 
     @property
     def expected(self) -> NDArray[np.float64]:
-        """Return the right numbers: the reference's results in float64 from weights and inputs in `dtype`."""
+        """Return the right result: the reference's in float64, from weights and inputs that are rounded to `dtype`."""
         return self.answer.trace.arrays()[self.stage]
 
     @property
     def allowed(self) -> NDArray[np.float64]:
-        """Return the allowed error of each element; 0 where the definition gives an exact number.
+        """Return the allowed error of each element, float64; 0 where the right number is exact in any case.
 
-        It is infinity for the score of an excluded key, which may be anything.
+        It is infinity for the score of a masked key, which may be any number.
         """
         found = self.answer.allowed_error[self.stage]
         return np.where(self.answer.where, found, np.inf) if self.stage == "scores" else found
@@ -87,8 +87,8 @@ class Tolerance:
 def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: AttentionInputs, dtype: str) -> Tolerance:
     """Return the right results of a layer with these weights and inputs, and the allowed error of each element.
 
-    The bounds are those of `mha check`: computed from the numbers, for a layer that computes in `dtype` with products
-    and softmax in at least float32. Weights and inputs are rounded to `dtype` first: give the layer the same.
+    The bounds are those of `mha check`, derived for a layer that computes in `dtype`, with products and softmax in at
+    least float32. Weights and inputs are rounded to `dtype` first; give the layer the rounded ones too.
 
     Args:
         config, weights, inputs: the layer (canonical name -> weight) and its call. Arrays may be of any framework.

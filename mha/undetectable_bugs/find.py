@@ -55,26 +55,26 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Return whether an output of the recorded kind exceeds its computed bound in this run."""
+    """Return whether a bug (`state`: the run with it) makes some recorded output exceed its error bound."""
     return shows.first_stage(state) is not None
 
 
 @dataclass(frozen=True)
 class UndetectableBugs:
-    """The result of `undetectable_bugs`: for every bug, whether the calls show it, and if not, why.
+    """The result of `undetectable_bugs`: the bugs that recorded calls show or hide, and why.
 
     Attributes:
         calls: how many calls there are.
         tried: the names of the calls on which bugs were run.
-        parts: names of calls in `tried` of which only some items and queries were used.
+        parts: names of calls in `tried` from which only some items and queries were used.
         seen: ids of the bugs that these calls show.
         within: ids of bugs that change outputs but stay within the bound, the largest change first.
-        idle: ids of bugs that change nothing, although the calls have what the bug needs (such as a causal mask), for
-            example because there is only one head, or sizes are equal.
-        never_asked: what no call has, in words ("a causal mask") -> ids of the bugs that need it to show.
+        idle: ids of bugs that change nothing, although the calls have what they need (such as a causal mask); a reason
+            may be that there is only one head, or that sizes are equal.
+        never_asked: a feature that no call has ("a causal mask") -> ids of the bugs that need it to show.
         impossible: ids of bugs that these layers can't have, such as a forgotten bias where there is none.
         untried: ids of bugs for which there was no time.
-        beyond: in words, settings that neither an array nor these calls show.
+        beyond: in words, settings that would be visible neither in any array nor in these calls.
     """
 
     calls: int
@@ -105,7 +105,7 @@ class UndetectableBugs:
         return {**asdict(self), "missed": self.missed}
 
     def text(self, *, whole: bool = True) -> str:
-        """Return the result in words: a line for each reason, or without `whole` one line that names --unseen."""
+        """Return the result in words: a line for each reason or, without `whole`, one line that mentions --unseen."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
         if not whole and self.missed:
@@ -138,20 +138,19 @@ def undetectable_bugs(
     cut: bool = True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> UndetectableBugs:
-    """Return which bugs of the zoo, put into the reference, the recorded calls would not show.
+    """Return which known bugs would not be noticed in the recorded calls, if a layer had them.
 
-    A bug shows if an output of the recorded kind exceeds its bound in some call. One call of each kind is run
-    first, and large calls are first cut to a few items and queries. The search ends when every bug has shown, or
-    time is up.
+    The reference runs with each bug. A bug is noticed if a recorded output exceeds its bound in some call. Calls of
+    different kinds are run first, and large calls are first cut to a few items and queries.
 
     Args:
         recording: the recorded calls.
         names: the names of the calls to use. Default: all.
         seconds: how long the search may take, roughly.
-        bugs: the bugs to try. Default: the whole zoo.
-        told: (call, run with a bug) -> whether the call shows the bug. Default: whether an output exceeds its bound.
-        cut: whether large calls may be cut: what shows in some items and queries must show in the whole call.
-        progress: called with what is being done.
+        bugs: the bugs to try. Default: all known ones (`mha bugs`).
+        told: a function: (call, run with a bug) -> whether the bug is noticed. Default: an output exceeds its bound.
+        cut: whether large calls may be cut. `told` must then be true for the whole call if it is for a part.
+        progress: called with a text on the current step.
 
     >>> from mha.recordings.recording import RecordedCall, RecordedLayer
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
@@ -344,11 +343,11 @@ MOST_TRIED = 8
 
 
 def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
-    """Return in words the settings that neither an array nor these calls show.
+    """Return in words the settings that are visible neither in any array nor in these calls.
 
     Args:
-        problems: every call.
-        looked: the calls on which other settings are tried.
+        problems: all calls.
+        looked: the calls on which other values of the settings are tried.
     """
     found = []
     for feature in FEATURES:

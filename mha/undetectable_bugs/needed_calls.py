@@ -181,7 +181,7 @@ For each bug the first entry with a matching pattern counts.
 
 
 def need_of(bug: Bug) -> tuple[str, Asks] | None:
-    """Return what a call needs to show the bug, in words and as a test of a problem; None if it needs nothing special.
+    """Return (words, test): what a call must have to show the bug; None if any call will do.
 
     >>> from conformance.zoo.registry import select
     >>> need_of(select(("causal-ignored",))[0])[0], need_of(select(("scale-missing",))[0])
@@ -194,13 +194,13 @@ def need_of(bug: Bug) -> tuple[str, Asks] | None:
 
 
 def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
-    """Return whether one of the problems has what a call needs to show the bug: see `need_of`."""
+    """Return whether some problem (a call) has what is needed to show the bug: see `need_of`."""
     need = need_of(bug)
     return need is None or any(need[1](problem) for problem in problems)
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """Return a key that is equal for calls of one kind: with equal settings, kinds of masks, and min(size, 3)."""
+    """Return a key that is equal for similar calls: same settings, kinds of masks, and sizes (from 3 on, all alike)."""
     config = problem.config
     sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))
@@ -211,5 +211,5 @@ def signature(problem: Problem) -> tuple[object, ...]:
 
 
 def is_of_gradients(bug: Bug) -> bool:
-    """Return whether the bug changes gradients alone, so that no output shows it."""
+    """Return whether the bug changes only gradients, so that no output shows it."""
     return bug.stage == GRADIENTS

@@ -38,13 +38,13 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict on the answer to one vector.
+    """A verdict on the answer to one test vector (a call with its right result).
 
     Attributes:
         id, form, case, dtype: of the vector.
         status: "equal", "differs", "refused" (the answer's file is cut off, or has other arrays) or "not answered".
-        ratio: the worst error / allowed error; None where nothing was compared.
-        message: what is wrong, in a line; "" if nothing is.
+        ratio: the largest error / allowed error; None if nothing was compared.
+        message: a line on the mistake; "" if there is none.
         judged: the names of the arrays that were compared.
     """
 
@@ -60,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A verdict on every vector, a diagnosis for each dtype in which answers differ, and files that answer none."""
+    """A verdict on each test vector, a diagnosis for each dtype with wrong answers, and files that answer no vector."""
 
     made_by: str
     digest: str
@@ -92,7 +92,7 @@ ID = re.compile(r"[a-z0-9.-]+")
 
 
 class Folder:
-    """A folder of vectors. Raises SpecError, in one line, unless every file is there and is as it was written."""
+    """A folder of test vectors. Raises SpecError, in one line, if a file is missing or was changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,10 +124,10 @@ class Folder:
 
 
 def judge(folder: Folder, answers: Path, progress: Callable[[str], None] = lambda what: None) -> Judgement:
-    """Judge every answer in a folder, and look for the bugs that explain those that differ.
+    """Judge every answer in a folder, and search for bugs that explain the wrong ones.
 
     Raises:
-        SpecError: there is no folder of answers, or no file in it answers a vector.
+        SpecError: the folder does not exist, or no file in it answers a test vector.
     """
     if not answers.is_dir():
         raise SpecError(f"there is no folder of answers {answers}")
@@ -161,10 +161,10 @@ def judge(folder: Folder, answers: Path, progress: Callable[[str], None] = lambd
 
 
 def answer_in(file: Path, row: Mapping[str, Any], vector: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the arrays of an answer, cast to the vector's dtype, which must hold their numbers.
+    """Return the arrays in an answer's file, cast to the test vector's dtype.
 
     Raises:
-        SpecError: the answer has no output, an array that is not asked for, or one of another shape or dtype.
+        SpecError: the file has no output, an array that is not asked for, or one of another shape or dtype.
     """
     read = from_file(file)
     if "output" not in read:
@@ -187,7 +187,7 @@ def answer_in(file: Path, row: Mapping[str, Any], vector: Mapping[str, NDArray])
 
 
 def compared(answer: Mapping[str, NDArray], vector: Mapping[str, NDArray]) -> tuple[list[float], list[Mismatch]]:
-    """Return the worst error / allowed error of each array, and a Mismatch for each that differs."""
+    """Return (largest error / allowed error of each array, a Mismatch for each wrong array)."""
     found = []
     for name, array in answer.items():
         allowed = vector[f"allowed/{name}"].astype(np.float64)
@@ -219,7 +219,7 @@ def problem_of(row: Mapping[str, Any], vector: Mapping[str, NDArray]) -> Problem
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """A subject made of the answers in one dtype; it can't be asked anything else."""
+    """A stand-in for a backend: it returns the answers to test vectors of one dtype, and refuses other calls."""
 
     dtype: str
     given: Mapping[bytes, Trace]
@@ -252,7 +252,7 @@ dtype, and in other dtypes on all that are wrong and so many that are right."""
 def explained(
     verdicts: Sequence[Verdict], given: Mapping[str, Answered], progress: Callable[[str], None]
 ) -> list[Diagnosis]:
-    """Return a diagnosis for each dtype in which answers differ; all but the first try only the bugs of the first."""
+    """Return a Diagnosis for each dtype with wrong answers. Later dtypes only try the bugs found for the first."""
     found: list[Diagnosis] = []
     bugs: tuple[Bug, ...] | None = None
     differ = {one.id for one in verdicts if one.status == "differs"}
@@ -286,7 +286,7 @@ def _call_of(case: Case) -> tuple[AttentionConfig, Weights, AttentionInputs]:
 
 
 def asked(row: Mapping[str, Any], vector: Mapping[str, NDArray], answer: Mapping[str, NDArray]) -> tuple[Case, Trace]:
-    """Return a vector as a case of the suite, and its answer in the shapes of the definition."""
+    """Return (the test vector as a Case of the test suite, its answer as a Trace)."""
     problem = problem_of(row, vector)
     trace = Trace.of_arrays(dict(_as_defined(row, answer)))
     if trace.gradients is None:

@@ -16,7 +16,7 @@ SHOWN, WIDTH, ROWS = 3, 80, 11
 
 
 def lines(found: Judgement, rows: Sequence[Mapping[str, Any]], *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines that the screen shows of a Judgement; `rows` are those of the manifest."""
+    """Yield the lines about a Judgement for the screen. `rows`: the manifest's rows, one for each test vector."""
     differ, broken, left = found.of("differs"), found.of("refused"), found.of("not answered")
     counts = [f"{len(found.of('equal'))} equal", f"{len(differ)} differ", f"{len(broken)} are refused"]
     yield f"{', '.join(counts[: 3 if broken else 2])}; {len(left)} not answered"

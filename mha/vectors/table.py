@@ -43,12 +43,12 @@ STAGES = {"layer": ("weights", "output"), "heads": ("scores", "weights", "output
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """A vector: a case in one form and one dtype.
+    """A test vector: a case of the test suite in one form (a whole layer, or heads without projections) and one dtype.
 
     Args:
         form: one of FORMS.
         case: the case, in this form.
-        dtype: the dtype of its inputs, and of an answer.
+        dtype: the dtype of its inputs, and of answers to it.
     """
 
     form: str
@@ -57,12 +57,12 @@ class Vector:
 
     @property
     def id(self) -> str:
-        """Return the vector's name, which its file and the file of an answer to it also have."""
+        """Return the vector's name, from which the names of its file and of an answer's file are made."""
         return f"{self.form}-{self.case.id}-{self.dtype}"
 
     @cached_property
     def problem(self) -> Problem:
-        """Return the call, with a cotangent where gradients are asked for."""
+        """Return the call, with a gradient of the output (cotangent) if gradients are asked for."""
         problem = self.case.build()
         if self.form == "heads" and not problem.inputs.is_split:
             problem = replace(problem, inputs=split_inputs(problem.inputs, problem.config))
@@ -81,7 +81,7 @@ class Vector:
 
 
 def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
-    """Return the names of the features that the layer and the call have beyond plain ones, in order."""
+    """Return the sorted names of optional features that a layer and its call have, such as "not_finite"."""
     inputs = problem.inputs
     found = set(Setting.of(problem).has) - {"bare", "heads"}
     found |= {"query_offset"} if inputs.mask.has_positions and np.any(np.asarray(inputs.mask.query_offset)) else set()
@@ -93,7 +93,7 @@ def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
 
 
 def size_of(case: Case) -> int:
-    """Return how many numbers the inputs, weights and scores of a case have."""
+    """Return the total number of elements in inputs, weights and scores of a case."""
     c, new = case.config, case.key_len - case.past_len
     inputs = case.batch * (case.query_len * c.query_dim + new * (c.key_dim + c.value_dim))
     past = case.batch * case.past_len * c.num_kv_heads * (c.head_dim + c.value_head_dim)
@@ -104,9 +104,9 @@ def size_of(case: Case) -> int:
 
 
 def all_vectors() -> Iterator[Vector]:
-    """Yield the vectors of the standard set, case by case: as a layer, as heads.
+    """Yield the vectors of the standard set, case by case: first as a layer, then as heads without projections.
 
-    A case of equal sizes that has a twin of other sizes is in float32 only.
+    A case with all sizes equal is in float32 only, if there is the same case with different sizes.
     """
     for case in all_cases():
         if case.id in LEFT_OUT:
@@ -121,7 +121,7 @@ def all_vectors() -> Iterator[Vector]:
 
 
 def as_heads(case: Case) -> Case:
-    """Return the same case for a layer without projections; its heads and mask keep their sizes."""
+    """Return the case without projections; heads and mask keep their sizes."""
     widths: dict[str, Any] = dict.fromkeys(("query_dim", "key_dim", "value_dim", "output_dim"))
     config = replace(case.config, projections=False, bias=False, **widths)
     return replace(case, config=config, same_sizes=case.same_sizes or OF_HEADS)
@@ -146,12 +146,12 @@ SMALL: Mapping[str, str] = {
 def chosen(
     patterns: Sequence[str] = (), dtypes: Sequence[str] = (), *, small: bool = False
 ) -> tuple[list[Vector], str]:
-    """Return vectors, and the name of their set.
+    """Return (vectors, name of their set: "standard", "small" or "chosen").
 
     Args:
         patterns: the vectors' ids, with wildcards. Default: all.
         dtypes: the vectors' dtypes. Default: all four.
-        small: whether only vectors of the small set are meant.
+        small: True for the small set, False for the standard set.
 
     Raises:
         SpecError: no vector has such an id or dtype.

@@ -30,7 +30,7 @@ Typed = tuple[str, NDArray]
 
 
 def to_bytes(arrays: Mapping[str, Typed], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a file with these arrays; larger dtypes come first, so that every array is aligned.
+    """Return a safetensors file with these arrays as bytes; larger dtypes come first, so that every array is aligned.
 
     >>> data = to_bytes({"x": ("BF16", np.float32([1.0, -2.0]))}, {})
     >>> data[-4:].hex(), len(data) % 8
@@ -56,10 +56,10 @@ def _halves(array: NDArray) -> NDArray[np.uint16]:
 
 
 def from_file(path: Path) -> dict[str, Typed]:
-    """Return the arrays of a file by name, each with the name of its dtype in the file.
+    """Return the arrays in a safetensors file: name -> (name of the dtype in the file, array).
 
     Raises:
-        SpecError: the file is cut off, is no safetensors file, or holds other dtypes; the message is one line.
+        SpecError: the file is cut off, is no safetensors file, or holds an unknown dtype; the message is one line.
     """
     read_header(path)
     try:

@@ -41,11 +41,11 @@ COMBINED = ("mask", "padding")
 def write_vectors(
     folder: Path, vectors: Sequence[Vector], kind: str, progress: Callable[[Vector], None] = lambda one: None
 ) -> tuple[int, str]:
-    """Write the vectors into a new folder, whole or not at all; return its size in bytes, and its digest.
+    """Write test vectors into a new folder, whole or not at all. Return the folder's size in bytes and its digest.
 
     Args:
-        folder: the path of the new folder; SpecError if it exists.
-        vectors: what is written.
+        folder: the path of the folder; SpecError if it exists.
+        vectors: the test vectors.
         kind: the name of the set in the manifest.
         progress: called with each vector once it is written.
     """
@@ -90,7 +90,7 @@ def check_new(folder: Path) -> None:
 
 
 def text_of(manifest: Mapping[str, Any]) -> str:
-    """Return the text of a manifest: a line for each bug and each vector."""
+    """Return a manifest as JSON text, with a line for each bug and each test vector."""
     lines = []
     for name, value in manifest.items():
         rows = isinstance(value, list)
@@ -99,7 +99,7 @@ def text_of(manifest: Mapping[str, Any]) -> str:
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Return the digest of a manifest without its "digest"; it covers the files too, whose digests are in the rows."""
+    """Return the SHA-256 of a manifest without its "digest". Its rows have the digests of the vectors' files."""
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -109,7 +109,7 @@ def _json(value: Any) -> str:
 
 
 def row_of(vector: Vector, wanted: Expected) -> dict[str, Any]:
-    """Return what the manifest says of a vector, but for the bugs that it reveals and the digest of its file."""
+    """Return the manifest's row for a test vector, still without the bugs that it reveals and its file's digest."""
     problem = wanted.problem
     config, mask, sizes = problem.config, problem.inputs.mask, problem.sizes
     return {
@@ -166,9 +166,10 @@ def rounded_up(allowed: NDArray) -> NDArray[np.float32]:
 
 
 class Revealing:
-    """A search for the bugs that vectors, in the order of the table, reveal. Not all are tried in every dtype.
+    """A search for the bugs that test vectors reveal. Call `of` for the vectors in the order of `all_vectors`.
 
-    A bug that changes nothing is not tried in the next dtype if mask, NaN and infinities are at the same places there.
+    A bug that changed nothing in a case is skipped in its next dtype if mask, NaN and infinities are at the same
+    places.
 
     Args:
         bugs: the bugs that are tried.
@@ -179,9 +180,9 @@ class Revealing:
         self._last: tuple[object, set[Bug]] = (), set()
 
     def of(self, vector: Vector, wanted: Expected) -> dict[str, list[int]]:
-        """Return the positions of the bugs with which the reference leaves the allowed error.
+        """Return the positions of bugs that make the reference exceed an allowed error.
 
-        "output": bugs that show in the output. "gradients": bugs that show in the gradients alone.
+        The key "output" has bugs that show in the output, "gradients" those that show in gradients alone.
         """
         shows, problem = Shows.of(wanted, vector.dtype, ("output",)), wanted.problem
         gradients = problem.inputs.cotangent is not None

@@ -26,15 +26,14 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The numbers that the page shows for one item of the batch in one Part (a layer in one pass of the model).
+    """The arrays that the page shows for one batch item in one Part (one layer in one forward pass).
 
     Attributes:
-        weights: (H, Lq, Lk), the weights of the heads that are shown; 0 where a query may not attend to a key.
-        where: bool (H, Lq, Lk), which keys each query may attend to.
+        weights: (H, Lq, Lk), the attention weights of the shown heads; 0 at masked keys.
+        where: bool (H, Lq, Lk), True at keys that a query may attend to.
         queries, keys: (H, Lq, d) and (G, Lk, d), the queries and keys of these heads.
         measures: name of a measure -> a number for each head.
-        shares: (H, Lq, Lk), (other weights - these weights) / the difference that rounding allows; None if there are no
-            other weights to compare.
+        shares: (H, Lq, Lk), (other weights - these) / the difference that rounding allows; None without other weights.
     """
 
     part: Part
@@ -49,14 +48,14 @@ class Picture:
 
 @dataclass(eq=False)
 class Nearness:
-    """A measure of how near the numbers of a Part are to the definition's.
+    """A comparison of a Part's numbers (one layer in one forward pass) with the reference's.
 
     Attributes:
-        ratios: RECORDED -> worst error / allowed error of the recorded outputs; name of a backend -> of all its stages.
-        messages: RECORDED or name of a backend -> sentences about what is over its bound.
-        keyless: how many rows (item, head and query) may attend to no key; the recorded output is not compared there.
+        ratios: RECORDED or name of a backend -> the largest error / allowed error in all arrays that it has.
+        messages: RECORDED or name of a backend -> sentences on arrays that exceed their bounds.
+        keyless: how many rows (item, head, query) are fully masked; the recorded output is not compared there.
         not_numbers: how many of the shown weights are NaN.
-        apart: the largest |difference| / allowed difference between the shown weights and others; None without others.
+        apart: the largest |difference| / allowed difference of the shown weights from others; None without others.
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -73,7 +72,7 @@ class Nearness:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One Part with its pictures, item by item, and how near its numbers are to the definition's."""
+    """A Part (one layer in one forward pass) with a Picture for each batch item, and its Nearness to the reference."""
 
     part: Part
     pictures: tuple[Picture, ...]
@@ -82,12 +81,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sources:
-    """A choice of what computes the shown weights, and of the weights to compare them with.
+    """A choice of what computes the shown attention weights, and the weights to compare them with.
 
     Args:
-        backends: none: the definition computes, and nothing is compared; one: it is compared with the definition; two:
-            the second is compared with the first.
-        compared: (second recording, position of a call -> position of its counterpart there); the definition computes
+        backends: if empty, the reference computes, and nothing is compared. One backend is compared with the reference;
+            of two, the second with the first.
+        compared: (second recording, position of a call -> position of the same call there); the reference computes
             both. None: no second recording.
     """
 
@@ -101,7 +100,7 @@ class Sources:
 
     @property
     def other(self) -> str | None:
-        """Return the name of what is compared with `base`; None if nothing is."""
+        """Return the name of the source that is compared with `base`; None if none is."""
         if self.compared is not None:
             return "the other recording"
         return self.backends[-1].name if self.backends else None
@@ -113,7 +112,7 @@ def see(
     sources: Sources,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Seen]:
-    """Yield every Part with its numbers, one after another.
+    """Yield a Seen for every Part, one after another: its pictures and comparisons.
 
     Raises:
         SpecError: a backend can't compute a layer.

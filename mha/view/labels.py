@@ -11,10 +11,10 @@ LARGEST_FILE = 16 * 2**20
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Return the Tokens in a file of JSON, or of text with one token in each line.
+    """Return the Tokens in a file: JSON, or text with one token in each line.
 
     Raises:
-        SpecError: there is no such file; or it is too large, is empty, is no text, or is JSON of another form.
+        SpecError: the file does not exist, is too large, is empty, is no text, or is JSON of another form.
     """
     try:
         if path.stat().st_size > LARGEST_FILE:
@@ -34,15 +34,15 @@ def read_tokens(path: Path) -> Tokens:
 
 
 class Labels:
-    """The labels of queries and keys on the page: the user's tokens, or positions.
+    """The labels of queries and keys on the page: the user's tokens, or else positions.
 
     Args:
-        parts: the Parts that are shown.
-        tokens: the tokens that the user gave; None: labels are positions.
-        source: where the tokens are from, for messages.
+        parts: the shown Parts (layers in forward passes).
+        tokens: the user's tokens; None: labels are positions.
+        source: the origin of the tokens (file or argument), for messages.
 
     Raises:
-        SpecError: the tokens do not fit a Part: it has another number of keys, of queries, or of items.
+        SpecError: a Part has another number of keys, queries or batch items than the tokens.
     """
 
     def __init__(self, parts: tuple[Part, ...], tokens: Tokens | None, source: str) -> None:
@@ -56,7 +56,7 @@ class Labels:
                 self.of(part, item)
 
     def of(self, part: Part, item: int) -> tuple[list[str], list[str]]:
-        """Return the labels of queries and of keys of one item of the batch."""
+        """Return (labels of the queries, labels of the keys) for one batch item."""
         positions = [str(i) for i in range(part.key_len)]
         if self._tokens is None:
             # Queries of a call with a past stand at the end.

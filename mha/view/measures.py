@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Measure:
-    """A function of a query's weights. A head's number is the function's mean over all queries that have a key.
+    """A number that describes a head: a function of a query's attention weights, averaged over queries.
 
     Attributes:
-        words: what the number means.
+        words: the meaning of the number.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of a query left out of the mean, because it lacks the key that is measured; None if none does.
+        edge: the index of a query that is left out of the mean, as it has no such key (before or after it); else None.
     """
 
     words: str
@@ -32,7 +32,7 @@ def entropy(weights: NDArray, offsets: NDArray) -> NDArray:
 
 
 def at(offset: int) -> Callable[[NDArray, NDArray], NDArray]:
-    """Return a function as in `Measure.of`: it gives the weight of the key `offset` positions after the query."""
+    """Return a function for `Measure.of`: the weight of the key that is `offset` positions after the query."""
     return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(axis=-1)
 
 
@@ -51,11 +51,11 @@ MEASURES = {
 
 
 def measured(weights: NDArray, where: NDArray[np.bool_], *, is_cross: bool) -> dict[str, list[float | None]]:
-    """Return each measure of each head.
+    """Return each measure of each head, averaged over the queries that are not fully masked.
 
     Args:
         weights: (H, Lq, Lk).
-        where: bool (H, Lq, Lk), which keys a query may attend to.
+        where: bool (H, Lq, Lk), True at keys that a query may attend to.
         is_cross: whether queries and keys are positions of different texts.
 
     Returns:

@@ -16,13 +16,13 @@ def record_encoder(
     dtype: str,
     check: Callable[[Sequence[tuple[str, AttentionConfig]], Sequence[int]], None] = lambda layers, lengths: None,
 ) -> Recording:
-    """Return a recording of every attention layer of an encoder in its run on these texts, with their tokens.
+    """Run an encoder on texts, and return a recording of all its attention layers, with the texts' tokens.
 
     Args:
         encoder: the encoder, loaded in `dtype`.
-        texts: the texts. The model is run on each of them by itself, without padding.
+        texts: the texts. The model runs on one text at a time, without padding.
         dtype: the dtype that the encoder computes in.
-        check: called with (name, config) of each layer and the texts' lengths, before the model is run.
+        check: called before the run, with (name, config) of each layer and the texts' numbers of tokens.
 
     Raises:
         SpecError: a text or the model can't be used, or `check` raises it.

@@ -18,17 +18,18 @@ from mha_core.errors import listed
 
 @dataclass(frozen=True)
 class Part:
-    """One layer in one forward pass of the model: what one picture of the page shows.
+    """One layer in one forward pass of the model, which the page shows as one picture.
 
     Attributes:
-        layer, kind, dtype, config: as they were recorded; a layer without a name is called "layer".
-        position: the position of the layer among all that were recorded.
-        number: the number of the model's pass, from 0.
-        calls: positions of its calls in the recording; several if each continues the one before it, with a cache.
-        batch, query_len, key_len: the sizes of the picture: it has the queries of all calls, and the last call's keys.
+        layer, kind, dtype, config: the recorded layer's; a layer without a name is called "layer".
+        position: the position of the layer among all recorded layers.
+        number: the number of the forward pass, from 0.
+        calls: positions of its calls in the recording; several if they continue one another with a cache.
+        batch, query_len, key_len: the sizes of the picture, which has the queries of all calls and the last call's
+            keys.
         is_cross: whether queries and keys are of different sequences, so that their positions can't be compared.
         heads: the heads that are shown.
-        is_exact: whether the page has every weight, to three digits; else one number for each block of weights.
+        is_exact: True for every weight, to three digits; False for one number for each block of weights.
     """
 
     layer: str
@@ -60,7 +61,7 @@ EXACT_UP_TO = 128
 
 
 def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] = ()) -> tuple[Part, ...]:
-    """Return the Parts to show, layer by layer in the order of their first calls.
+    """Return the Parts (layers in forward passes) to show, layer by layer in the order of their first calls.
 
     Args:
         recording: the calls.
@@ -68,7 +69,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
         heads: numbers of heads to show. (): all.
 
     Raises:
-        SpecError: no layer has such a name or position, or one that is shown has no such head.
+        SpecError: no layer has such a name or position, or a chosen layer has no such head.
     """
     by_name: dict[str, list[int]] = {}
     for position, call in enumerate(recording.calls):
@@ -92,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return the Parts of a model with self-attention before it runs, one for each chosen layer and text.
+    """Return the Parts that a run of the model will have, one for each chosen layer and text (of `lengths` tokens).
 
     Raises:
         SpecError: as `plan`.
@@ -200,15 +201,15 @@ TOKEN = 24
 
 
 def block(part: Part) -> int:
-    """Return the side of a block of queries and keys that is shown as one number; 1 if weights are exact."""
+    """Return the side of the square blocks of weights that are shown as one number; 1 if weights are exact."""
     return 1 if part.is_exact else ceil(max(part.query_len, part.key_len) / EXACT_UP_TO)
 
 
 def data_bytes(part: Part, *, has_other: bool) -> int:
-    """Return how many bytes the numbers of one Part take, for each item of the batch.
+    """Return the size in bytes of one Part's arrays for one batch item.
 
-    An exact weight takes two bytes, a byte more for its difference from another, and a bit for its mask; each channel
-    of a query or key takes two bytes. Otherwise each block takes a byte.
+    If weights are exact, each takes two bytes, one more byte if it is compared, and a bit for the mask; each channel of
+    a query or key takes two bytes. Otherwise each block of weights takes one byte.
     """
     if not part.is_exact:
         side = block(part)
@@ -219,7 +220,7 @@ def data_bytes(part: Part, *, has_other: bool) -> int:
 
 
 def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return the most bytes that a page with these Parts can have; compression makes it smaller."""
+    """Return an upper bound on the size in bytes of a page with these Parts, before compression."""
     total = FRAME
     for part in parts:
         lengths = (part.query_len + part.key_len) * TOKEN
@@ -229,7 +230,7 @@ def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
 
 
 def check_size(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return the result of `page_bytes`. SpecError if the page is too large; the message says how to choose less."""
+    """Return the size from `page_bytes`. SpecError if it is too large; the message says how to choose fewer layers."""
     first = [part for part in parts if part.number == 0]
     heads = sum(len(part.heads) for part in first)
     layers = f"{len(first)} layers with {heads} heads"

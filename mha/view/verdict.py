@@ -17,12 +17,12 @@ class Line:
 
 @dataclass(frozen=True)
 class LayerLine:
-    """One row in the table of layers, for one Part.
+    """A row in the page's table of layers, for one Part (one layer in one forward pass).
 
     Attributes:
-        cells: RECORDED or name of a backend -> (error / allowed error in words, whether it is at most 1).
-        apart: in words, the largest difference / allowed difference of compared weights; "" if none are compared.
-        notes: remarks, such as rows without a key.
+        cells: RECORDED or name of a backend -> (text of error / allowed error, whether the ratio is at most 1).
+        apart: text of the largest difference / allowed difference of compared weights; "" if none are compared.
+        notes: remarks, for example on fully masked rows.
     """
 
     layer: str

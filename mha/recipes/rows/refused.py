@@ -10,11 +10,11 @@ NO_PART = "the definition has no"
 
 @dataclass(frozen=True)
 class Refused:
-    """A family without a recipe.
+    """A family of models whose attention layers can't be read.
 
     Attributes:
         family: its name.
-        reason: the part of its arithmetic that the definition lacks, in words.
+        reason: the part of its arithmetic that the reference does not have, in words.
         models: published models with such layers.
         model_types: the `model_type` of these models' configs.
     """

@@ -9,14 +9,14 @@ from mha.recipes.rows import RECIPES, REFUSED
 
 
 class Row(NamedTuple):
-    """A row of the table: one family.
+    """One row in a table of supported model families.
 
     Args:
         family: its name.
         model_types: the `model_type` of the configs of its models.
         models: published models with such layers.
-        adds: what it adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing.
-        words: what is special about it, or why it is refused.
+        adds: additions to plain attention: rotary positions, norm, softcap, scale; "-" for none.
+        words: what is special about the family, or why its layers can't be read.
     """
 
     family: str
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Return a row for every family; first the families that have a recipe, then the refused ones.
+    """Return a Row for each family of models: first the readable ones, then those that are refused.
 
     >>> [row.adds for row in rows() if row.family in ("bert", "gptj")]
     ['-', 'rotary: interleaved, rotary_dim']
@@ -37,7 +37,7 @@ def rows() -> list[Row]:
 
 
 def counts() -> dict[str, int]:
-    """Return "expressed" or "refused" -> how many published models belong to such families."""
+    """Return {"expressed": n, "refused": m}: the numbers of published models in readable families and in others."""
     found = {"expressed": 0, "refused": 0}
     for row in rows():
         found["expressed" if row.family in RECIPES else "refused"] += len(row.models)

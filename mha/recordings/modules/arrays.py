@@ -14,10 +14,10 @@ from mha_core import SpecError
 
 
 def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
-    """Return a recording of modules, from a file of `mha.capture` or of plain arrays (`.npz` or `.safetensors`).
+    """Return the ModuleRecording in a file of `mha.capture` or of plain arrays (`.npz` or `.safetensors`).
 
     Raises:
-        SpecError: the file is neither, or it can't be used.
+        SpecError: the file is of another kind, or is damaged.
         FileNotFoundError: there is no such file.
     """
     return ArraysRecording(path) if holds_arrays(path) else ModuleRecording(path)
@@ -26,9 +26,9 @@ def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
 class ArraysRecording(ModuleRecording):
     """A recording that is read from a file of plain arrays.
 
-    Calls are numbered over the whole model, in the order in which they began. A call of "encoder.layer" belongs to the
-    last earlier call of "encoder". Names of arrays begin with the call's number and the module's name, which is left
-    out for the model itself: "0/inputs/ids".
+    Calls are numbered over the whole model, in the order in which they began. A call of "encoder.layer" counts as made
+    during the last earlier call of "encoder". Names of arrays begin with the call's number and the module's name, which
+    is left out for the model itself: "0/inputs/ids".
 
     Args:
         path: the file.

@@ -38,7 +38,7 @@ UNREAD = ("Nothing here knows its class.", "It does not give what its projection
 
 @dataclass(frozen=True)
 class Suspect:
-    """A wrong module. `kind`: its class; `parameters`: whether they are the original's, as in `ModuleResult`."""
+    """A wrong module. `kind`: its class. `parameters`: "same", "other", ... as in `ModuleResult`."""
 
     kind: str
     parameters: str
@@ -80,21 +80,20 @@ def diagnosed(
     handed: Mapping[str, str] = MappingProxyType({}),
     beside: Callable[[str, Recording], str] = lambda owner, own: "",
 ) -> dict[str, str]:
-    """Return name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
+    """Return a dict: name of a wrong module -> the diagnosis of its attention layer, judged with its own weights.
 
-    A recorded attention layer belongs to the module of its name; if that has no verdict, to the next module around it
-    that has one. If the diagnosis of one layer explains others of its class with the same first wrong array, these are
-    not diagnosed again.
+    A recorded attention layer belongs to the module of its name, or to the nearest module around it that has a verdict.
+    Layers of one class with the same first wrong array are diagnosed once, if one diagnosis explains all.
 
     Args:
         path: a recording of modules.
-        wrong: name of each module that is wrong -> what is known of it, in the order of the calls.
+        wrong: name of each wrong module -> its Suspect, in the order of the calls.
         called: name of each module that was called -> its class.
         judged: the names of the modules that have a verdict.
-        progress: called with what is being done.
+        progress: called with a text on the current step.
         handed: name of a module -> a sentence that compares its attention function's arguments with the original's.
-        beside: a function, name of a module and the calls of its attention layers -> a sentence on how config, weights
-            or mask differ from the original's; "" if they don't.
+        beside: a function: (name of a module, recording of its attention layer) -> a sentence on how config, weights or
+            mask differ from the original's; "" if they don't.
     """
     if not wrong:
         return {}

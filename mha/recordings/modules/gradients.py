@@ -39,7 +39,7 @@ class _Call:
 
 
 class GradientRecorder:
-    """A recorder of the gradients of a recording in progress.
+    """A recorder of the gradients in the calls of a model's modules.
 
     Args:
         hooks: the framework's hooks.
@@ -60,7 +60,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """Return an equal output, which passes its gradients to this recorder in the backward pass."""
+        """Return a copy of a module's output that passes its gradients to this recorder in the backward pass."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -135,9 +135,10 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Return the argument `call` of a framework's `pulled`: a function that runs a module.
+    """Return a function (run, inputs) -> outputs that runs a module again with some of its arguments replaced.
 
-    It runs the module on `arguments` with some inputs replaced, and returns key path -> floating-point output.
+    It calls `run` on `arguments`, some replaced by `inputs` (key path -> array). Outputs: key path -> floating-point
+    array.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:
@@ -152,7 +153,7 @@ def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, argume
 
 
 def floating(as_array: Callable[[Any], Any], output: Any) -> dict[Place, Any]:
-    """Return key path -> floating-point array (of the framework) in an output."""
+    """Return a dict of the floating-point arrays in an output: key path -> array of the framework."""
     return {place: leaf for place, leaf in leaves(output) if is_floating(as_array, leaf)}
 
 

@@ -16,10 +16,10 @@ FORM = "MODULE/CALL/inputs/NAME, MODULE/CALL/outputs/NAME or MODULE/parameters/N
 
 
 def header_of(path: str | os.PathLike[str]) -> Header:
-    """Return the header of a file that should be a recording.
+    """Return the safetensors header of a recording.
 
     Raises:
-        SpecError: it is no whole safetensors file; the message says which command reads such a file.
+        SpecError: it is no whole safetensors file; the message names the command that reads this kind of file.
         FileNotFoundError: there is no such file.
     """
     if not Path(path).is_file():
@@ -36,7 +36,7 @@ def header_of(path: str | os.PathLike[str]) -> Header:
 
 
 def holds_arrays(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file holds recorded calls as plain arrays.
+    """Return whether a file holds the plain arrays of recorded calls, and not a recording of `mha.capture`.
 
     Raises:
         SpecError: it is neither an `.npz` file nor a whole safetensors file.

@@ -18,9 +18,9 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Numbers:
-    """A count of numbers, and the sum of their hashes modulo 2**64.
+    """The number of elements (`size`) in arrays, and the sum of their hashes modulo 2**64 (`hashed`).
 
-    An array has the same Numbers when it is transposed or reshaped. The Numbers of its pieces add up to its own.
+    Transposing or reshaping an array keeps its Numbers. The Numbers of its pieces add up to its own.
 
     >>> x = np.arange(6.0).reshape(2, 3)
     >>> numbers_of(x) == numbers_of(x.T) == numbers_of(x[:1]) + numbers_of(x[1:])
@@ -48,7 +48,7 @@ NONE = Numbers(0, 0)
 
 
 class Order(NamedTuple):
-    """Three hashes of an array, which depend on the order of its numbers. Its rows run along the first axis.
+    """Three hashes of an array, which depend on the order of its numbers. Rows run along the array's first axis.
 
     Attributes:
         sequence: a hash that changes if any numbers change places.
@@ -112,14 +112,14 @@ def _sum(hashes: NDArray[np.uint64]) -> int:
 def shape_and_numbers(
     parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
 ) -> tuple[tuple[int, ...], Numbers, Order | None]:
-    """Return the shape, the Numbers and the Order of a parameter.
+    """Return (shape, Numbers, Order) of a parameter.
 
-    If it has no numbers (as on the meta device), the field `hashed` of Numbers is None, and so is the Order.
+    On the meta device, the field `hashed` of Numbers is None, and so is the Order.
 
     Args:
         parameter: a parameter of any framework.
-        numbers_in: a function: the parameter -> its numbers.
-        dtype: the dtype to round the numbers to first; the Order is then None. Default: no rounding.
+        numbers_in: a function: the parameter -> its NumPy array.
+        dtype: the dtype to round to before hashing; the Order is then None. Default: no rounding.
     """
     try:
         array = numbers_in(parameter)
@@ -134,7 +134,7 @@ def shape_and_numbers(
 
 
 def unknown(shape: Sequence[int]) -> Numbers:
-    """Return the Numbers of a parameter whose values can't be read: `hashed` is None."""
+    """Return the Numbers of a parameter of this shape whose values can't be read: `hashed` is None."""
     return Numbers(max(1, math.prod(shape)), None)
 
 

@@ -30,13 +30,13 @@ LIMIT = 8 * 2**30
 
 
 class ModuleRecorder:
-    """A recording of modules in progress.
+    """A recorder of the inputs and outputs of a model's modules.
 
     Args:
-        hooks: the framework's hooks: `as_array`, `watch`, and `modules`, which has its functions for single modules.
+        hooks: the framework's hooks.
         target: the model.
         stream: the stream that the arrays are written to.
-        depth: down to which depth modules are recorded: 1 for the model's direct submodules. None: all.
+        depth: the number of nested levels to record (1: the model's direct submodules). None: all.
         only: names of the modules to record; wildcards work. The model itself is always recorded.
         gradients: whether the gradients of each call are recorded too.
 
@@ -76,7 +76,7 @@ class ModuleRecorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context whose calls are not recorded, because they are not the model's own."""
+        """Return a context in which calls are not recorded, for calls that the model itself does not make."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -93,7 +93,7 @@ class ModuleRecorder:
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
     def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
-        """Record the inputs of a call before it can change them; `call` is None if they can't be read."""
+        """Record the inputs before a module runs, as it may change them. `call` is None if they can't be read."""
         if self._paused:
             return
         if call is None:
@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Record the output of a call. Return None, or with gradients an equal output that records its gradients."""
+        """Record a call's output. Return None or, if gradients are recorded, a copy that passes its gradients on."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it

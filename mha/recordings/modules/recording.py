@@ -90,14 +90,14 @@ class ModuleCall:
 
     Attributes:
         module: position of the module in the recording.
-        within: position of the call during which it was made; None if that call was not recorded.
+        within: position of the outer call during which it was made; None if that was not recorded.
         given, gave: the input and the output arrays; `gave` is None if the call ended in an error.
         plain: key path -> value, for inputs that are no arrays.
-        unread: (key path, class) of each input and output that can't be read.
+        unread: (key path, class) of each input and output that could not be recorded.
         unread_outputs: the outputs in `unread`.
-        cotangents: the gradients with respect to its outputs; () if none were recorded.
-        gradients, parameter_gradients: the gradients with respect to its inputs and to its parameters, computed from
-            `cotangents`; None if the module could not be run again for them, for the reason in `unpulled`.
+        cotangents: the loss's gradients with respect to the outputs; () if none were recorded.
+        gradients, parameter_gradients: the same with respect to inputs and parameters, computed from `cotangents`; None
+            if that failed, for the reason in `unpulled`.
     """
 
     module: int
@@ -177,7 +177,7 @@ class ModuleRecording:
         return found
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
-        """Return a call as a Problem, if the module was also recorded as an attention layer in this file; else None."""
+        """Return the attention call (Problem) that this module's call was also recorded as; None if there is none."""
         if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
@@ -198,7 +198,7 @@ class ModuleRecording:
 
     @property
     def not_recorded(self) -> dict[str, int]:
-        """Return name -> parameter count, for each submodule that was not recorded because JAX traces its calls."""
+        """Return a dict of submodules whose calls JAX traces, and so were not recorded: name -> parameter count."""
         found = {}
         for name in self.scanned:
             turn = re.compile(rf"{re.escape(name)}(/\d+)?(/.*)?")
@@ -227,7 +227,7 @@ class ModuleRecording:
 
     @cached_property
     def dtype(self) -> str:
-        """Return the dtype of most of the modules' output arrays; if several are as frequent, the widest of them."""
+        """Return the most frequent dtype of the modules' output arrays; of several, the widest."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
         if not names:
             raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
@@ -263,9 +263,9 @@ class ModuleRecording:
 
 
 def plain(found: Any) -> Any:
-    """Return the content of a file, with every name and class made printable by `shown`.
+    """Return JSON data with every name and class made printable by `shown`.
 
-    A text at the key "is" (an input of a module) stays unchanged, since the original is called with it too.
+    A text at the key "is" (an input of a module) stays unchanged, because the original gets it as an argument too.
     """
     if isinstance(found, str):
         return shown(found, LONGEST_MESSAGE)

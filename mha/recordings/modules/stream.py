@@ -40,7 +40,7 @@ MOST_ALIKE = 4
 
 
 class ArrayStream:
-    """A stream of arrays into one file. Only their names and samples are kept in memory.
+    """A stream that writes arrays into one file. Only their names and samples stay in memory.
 
     Args:
         beside: the file that will be written; until then the arrays are in a temporary file in the same folder.
@@ -56,7 +56,7 @@ class ArrayStream:
         self._size = self._added = 0
 
     def add(self, array: NDArray) -> str:
-        """Write an array, unless an equal one was written, and return its name. SpecError beyond the limit."""
+        """Write an array, unless an equal one was written. Return its name. SpecError if the file gets too large."""
         array = np.asarray(array, order="C")
         flat = array.reshape(-1)
         key = array.dtype, array.shape, flat[:: max(1, flat.size // SAMPLE)].tobytes()

@@ -42,7 +42,7 @@ def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) -> Any:
-    """Return the value with `change(place, leaf)` in place of each leaf; tuples, lists and so on keep their types.
+    """Return a copy of `value` with `change(place, leaf)` in place of each leaf; containers keep their types.
 
     >>> changed({"x": 1, "rest": (2, None)}, lambda place, leaf: leaf if leaf is None else -leaf)
     {'x': -1, 'rest': (-2, None)}
@@ -69,7 +69,7 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
 
 
 def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
-    """Return the leaf, or a copy if it is an object that the call may change, such as a cache."""
+    """Return the leaf. An object that a call may change, such as a cache, is copied."""
     plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
     if plain or as_array(leaf) is not None:
         return leaf
@@ -80,7 +80,7 @@ def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
 
 
 def named(call: inspect.BoundArguments) -> dict[str, Any]:
-    """Return name -> argument of a call, without defaults; an argument in *args has its number as its name."""
+    """Return a dict: name -> argument of a call, without defaults; an argument in *args has its number as name."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         kind = call.signature.parameters[name].kind

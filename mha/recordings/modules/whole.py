@@ -65,9 +65,9 @@ def recorded_modules(
     only: Sequence[str],
     gradients: bool,
 ) -> Iterator[WholeRecording]:
-    """Return a context whose value is a WholeRecording of the modules of `target`; see `mha.capture`.
+    """Return a context whose value, a WholeRecording, records the modules of `target`. See `mha.capture`.
 
-    Its `watched` returns a context in which calls are recorded. SpecError if `path` is None.
+    Calls are recorded inside a second context, its attribute `watched`. SpecError if `path` is None.
     """
     if path is None:
         raise SpecError("modules=True needs a file to write to")

@@ -19,19 +19,19 @@ Found = Iterator[Mapping[Place, NDArray]]
 
 
 def lost_residual(inside: Inside) -> Found:
-    """Yield outputs where the residual is not added to a submodule's output."""
+    """Yield a module's outputs with a bug: a residual is not added to a submodule's output."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y - one.r})
 
 
 def scaled_residual(inside: Inside) -> Found:
-    """Yield outputs where a residual is multiplied by the root of its width before a submodule's output is added."""
+    """Yield a module's outputs with a bug: a residual x (..., n) is multiplied by sqrt(n) before it is added."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y + (np.sqrt(one.r.shape[-1]) - 1.0) * one.r})
 
 
 def residual_beyond_norm(inside: Inside) -> Found:
-    """Yield outputs where a residual is taken after a norm in place of before it, or the reverse."""
+    """Yield a module's outputs with a bug: a residual is taken after a norm in place of before it, or the reverse."""
     for one in inside.sums:
         for norm in one.before:
             yield inside.exact_with({one.part: one.part.y + (norm.y - norm.x)})
@@ -40,7 +40,7 @@ def residual_beyond_norm(inside: Inside) -> Found:
 
 
 def norm_beyond_sum(inside: Inside) -> Found:
-    """Yield outputs where a norm acts on a submodule's output in place of its sum with the residual, or the reverse."""
+    """Yield a module's outputs with a bug: a norm acts before the residual sum in place of after it, or the reverse."""
     for one in inside.sums:
         for norm in one.norms:
             yield inside.exact_with({norm: inside.alone(norm, one.part.y) + one.r})
@@ -49,7 +49,7 @@ def norm_beyond_sum(inside: Inside) -> Found:
 
 
 def exchanged_norms(inside: Inside) -> Found:
-    """Yield outputs where two norms that follow each other are exchanged."""
+    """Yield a module's outputs with a bug: two norms that follow each other are exchanged."""
     numbers = [inside.original.modules[norm.module].numbers for norm in inside.norms]
     for (first, own), (second, others) in pairwise(zip(inside.norms, numbers, strict=True)):
         if first.top != second.top and first.x.shape == second.x.shape and own != others:
@@ -59,7 +59,7 @@ def exchanged_norms(inside: Inside) -> Found:
 
 
 def other_scale(inside: Inside) -> Found:
-    """Yield outputs where the queries, and with them the scores of attention, are halved."""
+    """Yield a module's outputs with a bug: the queries, and so the attention scores, are halved."""
     named = [part for part in inside.parts if QUERIES.fullmatch(re.split(r"[./]", part.name)[-1].lower()) and part.gave]
     last = {part.call.within: part for part in named}  # a norm of queries would undo what is done before it
     for part in last.values():

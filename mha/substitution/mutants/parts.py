@@ -26,13 +26,13 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a submodule (here: part). `given`, `gave`: key path -> floating-point input or output.
+    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input or output.
 
     Attributes:
         call: the call in the original's own run.
-        module, turn: position of the part, and how often it was called before.
+        module, turn: position of the part, and the number of its earlier calls.
         name, kind: name and class of the part.
-        top: position of the outermost call of a part that led to this call; or of this call itself.
+        top: position of the outermost call of a part during which this call was made; it may be this call itself.
     """
 
     call: OriginalCall
@@ -46,7 +46,7 @@ class PartCall:
 
     @property
     def is_norm(self) -> bool:
-        """Return whether the part is a norm by its class, and makes one array into one of the same shape."""
+        """Return whether the part's class is a norm, and its one output has the shape of its one input."""
         one = len(self.given) == len(self.gave) == 1
         return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
 
@@ -63,14 +63,14 @@ class PartCall:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """A residual sum r + p.
+    """A residual sum r + p, where p is the output of a submodule (called part).
 
     Attributes:
-        r: the array that is added to the output of a part (a submodule).
-        part: the call of the part whose output is p.
-        before: the norms that have r as their input.
-        after: the norms that have r as their output.
-        norms: the norms that have the sum as their input.
+        r: the residual.
+        part: the part's call, whose output is p.
+        before: the calls of norms whose input is r.
+        after: the calls of norms whose output is r.
+        norms: the calls of norms whose input is the sum.
     """
 
     r: NDArray
@@ -81,7 +81,7 @@ class Sum:
 
 
 class Inside:
-    """A way to run one module with other outputs of its parts (submodules).
+    """A tool that runs one module of the original with some outputs of its submodules (called parts) replaced.
 
     Args:
         ready: a judged call of the module.
@@ -92,9 +92,9 @@ class Inside:
 
     @cached_property
     def parts(self) -> list[PartCall]:
-        """Return the calls of the parts when the original's module runs on the inputs of the port's.
+        """Return the calls of the parts, in a run of the original's module on the inputs of the port's module.
 
-        The result is [] if the module can't be run on them, or makes fewer than 2 or more than MOST_PARTS calls.
+        The result is [] if the module can't be run, or makes fewer than 2 or more than MOST_PARTS such calls.
         """
         try:
             return list(self._parts(self.ready.given))
@@ -108,9 +108,9 @@ class Inside:
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """Return the sums `array + output of a part` that are an input of another part or an output of the module.
+        """Return the residual sums: array + output of a part, where the sum is an input of a part or an output.
 
-        The search uses other inputs than the recorded ones, in which adding zeros, for example, would not show.
+        The search runs the module on changed inputs, since a sum with zeros, for example, would not show.
         """
         rng = np.random.default_rng(0)
         masks = self.ready.mask_places
@@ -153,11 +153,11 @@ class Inside:
                 )
 
     def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
-        """Return key path -> output of the module in float64, if parts in `instead` have these arrays as outputs."""
+        """Return key path -> output of the module in float64, where `instead` replaces the outputs of some parts."""
         return self._run(instead, tell=False)
 
     def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:
-        """Return the first input of `part`, if the outputs of the parts in `instead` are these arrays."""
+        """Return the first input of `part` in a run where `instead` replaces the outputs of some parts."""
         found = self._run({**instead, part: part.y}, tell=True)
         return next(array for place, array in found.items() if place[:3] == (PASSED, str(part.module), str(part.turn)))
 

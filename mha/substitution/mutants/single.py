@@ -47,7 +47,7 @@ def _set(held: Any, name: str, value: float) -> Iterator[None]:
 
 
 def lost_bias(inside: Inside) -> Found:
-    """Yield the outputs of a module (with a bias, without submodules) that does not add its bias."""
+    """Yield a module's outputs with a bug: it does not add its bias. The module has no submodules."""
     ready = inside.ready
     for name, parameter in ready.parameters().items() if ready.leaf else ():
         if name.endswith(("bias", "beta")) and parameter.ndim == 1 and parameter.any():
@@ -59,7 +59,7 @@ def lost_bias(inside: Inside) -> Found:
 
 
 def other_gelu(inside: Inside) -> Found:
-    """Yield the outputs of a module that computes GELU with tanh in place of erf, or the reverse."""
+    """Yield a module's outputs with a bug: GELU is computed with tanh in place of erf, or the reverse."""
     ready = inside.ready
     if "gelu" not in ready.kind.lower() or not ready.leaf or len(ready.exact) != 1:
         return
@@ -88,18 +88,18 @@ def moved_index(inside: Inside) -> Found:
 
 
 def scaled_rows(inside: Inside) -> Found:
-    """Yield the outputs of an embedding whose rows are multiplied by the root of their width."""
+    """Yield an embedding's outputs with a bug: its rows (n,) are multiplied by sqrt(n)."""
     if _looks_up(inside):
         yield {place: array * sqrt(array.shape[-1]) for place, array in inside.ready.exact.items()}
 
 
 def norm_in_16_bits(inside: Inside) -> Found:
-    """Yield the outputs of a norm in a 16-bit model that computes each step in 16 bits, not in float32."""
+    """Yield a norm's outputs with a bug: in a 16-bit model it computes each step in 16 bits, not in float32."""
     yield from _norm(inside, lambda array, dtype: round_to(array, dtype).astype(np.float64), cast_first=True)
 
 
 def other_cast(inside: Inside) -> Found:
-    """Yield outputs of two norms: one multiplies by its scale after the cast to 16 bits, the other before it."""
+    """Yield a norm's outputs, computed in two ways: its scale acts after the cast to 16 bits, or before it."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

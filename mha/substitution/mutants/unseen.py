@@ -22,12 +22,12 @@ MOST_PLACES = 4
 
 @dataclass(frozen=True)
 class Unseen:
-    """A bug that on these inputs changes no output by more than is allowed.
+    """A bug that could go unnoticed: on these inputs it changes no output by more than is allowed.
 
     Attributes:
         module: name of the port's module.
         bug: the bug, in words.
-        ratio: the error that the bug makes, in units of the measured rounding; at most what is allowed.
+        ratio: the error that the bug makes / the measured rounding error.
     """
 
     module: str
@@ -40,7 +40,7 @@ Mutant = Callable[[Inside], Iterator[Mapping[Place, NDArray]]]
 
 
 def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
-    """Yield an Unseen for each bug with which the module would still be judged right in this call."""
+    """Yield an Unseen for each bug with which the module would still be judged right in the call `ready`."""
     inside = Inside(ready)
     for bug, mutant in MUTANTS.items():
         ratios = _ratios(mutant, inside)

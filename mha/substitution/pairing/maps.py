@@ -12,10 +12,10 @@ from mha_core.files.writing import write_whole
 
 
 def read_map(path: Path) -> dict[str, str]:
-    """Return the pairs in a TOML file: name of the original's module = name of the port's, in the table [pairs].
+    """Return the dict in a TOML file's table [pairs]: name of an original's module -> name of the port's.
 
     Raises:
-        SpecError: the file is no such map.
+        SpecError: the file has another form.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -33,6 +33,6 @@ def read_map(path: Path) -> dict[str, str]:
 
 
 def write_map(path: Path, pairs: Mapping[str, str]) -> None:
-    """Write pairs in the form that `read_map` reads. The models themselves need no pair."""
+    """Write a dict of pairs as a file for `read_map`, without the pair of the two models themselves."""
     lines = [f"{json.dumps(original)} = {json.dumps(port)}" for original, port in pairs.items() if original and port]
     write_whole(path, "\n".join(["[pairs]", *lines, ""]).encode())

@@ -23,11 +23,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Module:
-    """A module of either model, in the form for pairing.
+    """A module of the original or of the port, with the data by which modules are paired.
 
     Attributes:
         name, kind: its name in the model, and its class.
-        numbers: the Numbers (count and hash) of all its parameters together.
+        numbers: the Numbers (element count and hash) of all its parameters together.
         each: the Numbers of each parameter.
         within: positions of the modules around it, the nearest first.
         shapes: the shapes of the floating-point outputs of its first call.
@@ -48,14 +48,14 @@ class Module:
 
 @dataclass
 class Pairs:
-    """A pairing of two models' modules. `found`: position in the original -> in the port; `how`: position -> rule.
+    """A pairing of two models' modules. `found`: position in the original -> position in the port.
 
-    `inside_ports`: position of a module of the port -> positions of the modules inside it.
+    `how`: position in the original -> rule. `inside_ports`: position in the port -> positions of the submodules.
 
     Args:
         originals, ports: the modules of the two models.
         named: name of a module of the original -> name of the port's, from the user.
-        ordered: pairs that were made by the order of calls, not by parameters: see `exchanged`.
+        ordered: pairs to make by the order of calls, not by parameters: see `exchanged`.
 
     Raises:
         SpecError: two pairs in `named` contradict each other.
@@ -90,9 +90,9 @@ class Pairs:
                     return
 
     def others_for(self, port: int) -> list[int]:
-        """Return positions of unpaired modules of the original that may belong to the port's module at `port` too.
+        """Return positions of unpaired modules of the original that would suit the port's module at `port` too.
 
-        They are around or inside the module it is paired with, and have its parameters and output shapes.
+        They are around or inside its original, and have its parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -104,17 +104,17 @@ class Pairs:
         ]
 
     def exchange(self, port: int, original: int) -> None:
-        """Pair a module of the port with `original`, in place of the module that it was paired with."""
+        """Pair the port's module at `port` with the original's at `original`, in place of its earlier partner."""
         before = self._back[port]
         self.found[original], self.how[original] = port, self.how.pop(before)
         del self.found[before]
         self._back[port] = original
 
     def exchanged(self) -> dict[int, int]:
-        """Return new pairs, by the order of calls, for modules that the two models call in different orders.
+        """Return new pairs for modules with equal shapes that the two models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Three kinds keep their pairs:
-        modules with submodules; modules inside a pair found by parameters; modules whose names pair in other layers.
+        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Pairs stay as they are for
+        modules with submodules, modules inside a pair found by parameters, and names that pair in other layers.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -131,10 +131,10 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return new pairs, by the order of calls, for a module's submodules, which the models call in other orders.
+        """Return new pairs for submodules of the module `port` that the two models call in different orders.
 
-        There is one dict for each group of similar submodules: direct ones, without submodules of their own, with
-        equally many parameters and with outputs of equal sizes.
+        Each dict is for one group of direct submodules with as many parameters and the same output sizes. Submodules
+        that have submodules don't count.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:
@@ -154,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most other layers that call their modules in the same order pair these two names as well."""
+        """Return whether most other layers, whose modules are called in equal order, pair these two names too."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
@@ -166,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return new pairs for direct submodules, called in another order, that have submodules and equal weights."""
+        """Return new pairs for direct submodules, themselves with submodules, that are called in another order."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -187,12 +187,12 @@ class Pairs:
         self.found, self._back, self.how = (dict(one) for one in state)  # type: ignore[assignment]
 
     def put(self, pairs: Mapping[int, int], how: str) -> None:
-        """Replace pairs: position in the original -> in the port. `how` says in which way they were found."""
+        """Add or replace pairs: position in the original -> position in the port. `how`: the rule that found them."""
         for original, port in pairs.items():
             self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
-        """Return the position of the original's module that is paired with the one at `port`; None if unpaired."""
+        """Return the position of the original's module that the port's module at `port` is paired with, or None."""
         return self._back.get(port)
 
     def _pair(self, original: int, port: int, how: str) -> bool:
@@ -302,7 +302,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """Return (number of elements, last axis) of each array; a reordering of its other axes does not change them."""
+    """Return (number of elements, size of the last axis) for each shape; transposing other axes keeps them."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 

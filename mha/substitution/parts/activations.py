@@ -32,7 +32,7 @@ FUNCTIONS: Mapping[str, Active] = {name: _plain(name) for name in ACTIVATIONS} |
 
 @dataclass(frozen=True)
 class Beside:
-    """A finding: an activation follows a matrix product in only one of two paired modules.
+    """A finding on two paired modules: only one of them applies an activation after a matrix product.
 
     Attributes:
         name: the name of the activation.
@@ -48,7 +48,7 @@ class Beside:
 def activation_beside(
     known: Known, exact: Mapping[Place, NDArray], got: Mapping[Place, NDArray], dtype: str
 ) -> Beside | None:
-    """Return the activation that follows a matrix product in only one of two modules; None without one.
+    """Return the activation that only one of two paired modules applies after a matrix product; None without one.
 
     The other model may have it outside the module, as in the example, where the port's module is only the product.
 

@@ -30,14 +30,14 @@ KNOWN = ("", "same")
 
 
 class Blame(Parts):
-    """A `Parts` that decides which modules are blamed. A module's lines are its own code, between its submodules.
+    """A `Parts` that decides which modules are blamed. A module's "lines" are its own code, outside its submodules.
 
     Attributes:
-        in_lines: position of a module with wrong lines -> the judgement on its worst call, made with the port's outputs
-            in place of those of its parts.
-        unseen: the bugs that the calls would not have shown.
-        spared: positions of parts that are not blamed, because other parts make up for their differences.
-        explained: position of a module -> an Elsewhere, by which wrong parts explain its wrong outputs.
+        in_lines: position of a module with wrong lines -> the judgement on its worst call, in which the port's outputs
+            replaced those of its submodules.
+        unseen: the bugs that these calls could not show.
+        spared: positions of submodules that are not blamed, because others compensate their differences.
+        explained: position of a module -> an Elsewhere: its wrong outputs follow from wrong submodules.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """Return the verdict on a module with wrong lines.
+        """Return the verdict on a module with wrong code of its own, or blame its submodules for that.
 
-        If the wrong lines belong to modules inside it that have no original, those are blamed in its place.
+        Submodules are blamed if they have no original, so that their code counted as the module's, and are wrong.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -96,7 +96,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """Add verdicts on several projections that are one in the original, in a module whose own lines are right."""
+        """Add verdicts on groups of projections that are one packed projection in the original (such as q, k and v)."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
@@ -108,14 +108,14 @@ class Blame(Parts):
                 self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
-        """Change the verdict on a part from "wrong" to "divided otherwise": right with the lines around it.
+        """Change a submodule's verdict from "wrong" to "divided otherwise", that is, right with the code around it.
 
         Args:
-            part: position of the part.
+            part: position of the submodule.
             around: the module around it, in words.
-            beside: the name of the activation by which the part differs from its original; None if there is none.
-            right: whether the module around is right with the part as it is.
-            together: whether that module is right only with several such parts together.
+            beside: the name of the activation by which it differs from its original; None if there is none.
+            right: whether the module around is right with the submodule as it is.
+            together: whether that module is right only with several such submodules together.
         """
         reason = f"a line of it stands beside it in the other model: {around} is right with it"
         if not right:
@@ -129,12 +129,12 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
-        """Clear wrong parts whose differences other parts make up for, and return the positions of the cleared parts.
+        """Clear wrong submodules whose differences others compensate, and return their positions.
 
         Args:
-            port: position of the module around the parts.
+            port: position of the module around them.
             right: whether the module's outputs are right.
-            lines: whether its own lines are wrong, or may be.
+            lines: whether its own code is wrong, or may be.
         """
         wrong = [one for one in self.inside[port] if self.results[one].status == "wrong"]
         alike = all(self.results[one].parameters in KNOWN for one in wrong)
@@ -167,17 +167,17 @@ class Blame(Parts):
             self.explained[port] = found
 
     def is_explained(self, port: int, alone: CallJudgement) -> bool:
-        """Return whether a module's wrong parts explain all wrong arrays in `alone`, the judgement on its lines."""
+        """Return whether wrong submodules explain all wrong arrays in `alone`, the judgement on a module's own code."""
         wrong = [place for place, each in alone.arrays.items() if not each.equal]
         return port in self.explained and self.explained[port].are_explained(wrong)
 
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
     ) -> CallJudgement:
-        """Return that one of three judgements on a module's lines that has the fewest wrong arrays.
+        """Return the one of three judgements on a module's own code that has the fewest wrong arrays.
 
-        They are `found`, and two in which the `spared` parts are not replaced; one of these two does not judge the
-        inputs of parts that have wrong lines or contain spared parts.
+        The three are `found`, one without replacing the outputs of the `spared` submodules, and one that also ignores
+        the inputs of submodules which have wrong code or contain spared ones.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -191,11 +191,11 @@ class Blame(Parts):
         return any(one.status == "wrong" and one.own_lines for one in found)
 
     def leave_open(self) -> None:
-        """Change "wrong" to "not judged" for modules that can't be judged before others are mended.
+        """Change "wrong" to "not judged" for modules that can only be judged when others are corrected.
 
-        Such a module has other parameters than its original, and wrong lines around it may make up for them. Or it
-        comes after a wrong module, and either has more outputs than its original, or is written like another module of
-        its class that is right together with the lines around it.
+        Such a module has other parameters than its original, which wrong code around it may compensate. Or it comes
+        after a wrong module, and either has more outputs than its original, or is written like another module of its
+        class that is right together with the code around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -276,11 +276,10 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the judgement on a module whose parts are right but take the masks with the opposite meaning of True.
+        """Return the judgement on a module whose submodules are right, but read True in masks the other way round.
 
-        The port's outputs of these parts would hide that their masks are inverted, so the original's parts run here, on
-        the original's masks. The result is None if there are no such parts, if nothing is wrong in this run, or if a
-        part is wrong by its own lines.
+        Here the original's submodules run, on the original's masks, since the port's outputs would hide that masks are
+        inverted. None if there are no such submodules, one is wrong by its own code, or nothing is wrong here.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -302,10 +301,10 @@ class Blame(Parts):
         return None if worst.worst[1].equal else worst
 
     def blame_for_masks(self, port: int) -> bool:
-        """Blame parts that read masks with the opposite meaning of True; return whether there are any.
+        """Blame submodules that read masks with the opposite meaning of True; return whether there are any.
 
-        It is for a wrong module with right lines and right parts. Such a part is right by itself, since True in a mask
-        may allow a key or exclude it. It is blamed if other modules of its class read masks in the original's way.
+        This is for a wrong module with right code and right submodules. Such a submodule is right on its own, as True
+        may allow a key or exclude it. It is blamed if other modules of its class read masks like the original.
         """
         found = False
         for one in self.inside[port]:

@@ -41,7 +41,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a submodule. `turn`: its number among those calls; `own`, `port`: its position in either model."""
+    """A call of a submodule. `turn`: 0 for its first call, and so on. `own`, `port`: its position in each model."""
 
     turn: int
     own: int
@@ -49,19 +49,19 @@ class Pair(NamedTuple):
 
 
 class Elsewhere:
-    """A second judgement on the wrong parts (submodules) of a module, from a run of the original's module as a whole.
+    """A second judgement on the wrong submodules of a module, from a run of the original's whole module.
 
     Args:
         parts: both models.
         port: position of the module, which was judged in one call.
-        wrong: positions of the wrong parts in it, at any depth.
+        wrong: positions of its wrong submodules, at any depth.
         right: whether the module's outputs are right.
 
     Attributes:
-        taken: positions of the parts whose outputs are replaced by the port's in that run, so that most outputs agree.
-        agreeing: positions of the other parts whose outputs then agree.
-        causes: positions of the wrong modules that are in `taken` or contain parts in it; [] unless all outputs of the
-            module then agree.
+        taken: positions of the submodules that get the port's outputs in that run, so that most outputs agree.
+        agreeing: positions of the other submodules whose outputs then agree.
+        causes: positions of the wrong modules in `taken` or around one in `taken`; [] unless all outputs of the module
+            then agree.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
@@ -80,7 +80,7 @@ class Elsewhere:
         self.told = {one: pairs for one in dict.fromkeys((*wrong, *inner)) if (pairs := self._pairs(one))}
 
     def reasons(self) -> dict[int, str]:
-        """Return position -> reason in words, for each part of `wrong` that turns out not to be wrong."""
+        """Return a dict of the submodules in `wrong` that turn out not to be wrong: position -> reason in words."""
         try:
             instead, runs, agreeing = self._what_agrees()
             found = {one: GIVEN_OTHERWISE for one in self.wrong if one in agreeing and self._is_seen(one, runs)}
@@ -131,10 +131,10 @@ class Elsewhere:
         return found
 
     def are_explained(self, places: Iterable[Place]) -> bool:
-        """Return whether the causes explain all wrong arrays at these places of the module.
+        """Return whether `causes` explain all wrong arrays at these key paths.
 
-        They explain its outputs, and the inputs of each part that comes after the causes, or is in `agreeing`, or
-        contains only such parts.
+        They explain the module's outputs, and the inputs of each submodule that comes after the causes, is in
+        `agreeing`, or contains only submodules in `agreeing`.
         """
         if not self.causes:
             return False

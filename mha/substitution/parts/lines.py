@@ -21,7 +21,7 @@ MODES = ("training", "train", "is_training", "deterministic")
 
 
 class Lines:
-    """A search for the modules that made the wrong arrays, or the right ones, in one call of a recorded port.
+    """A search, in one call of a port's module, for the submodules that made the wrong arrays or the right ones.
 
     Args:
         recording: the port's recording.
@@ -39,11 +39,11 @@ class Lines:
         self.inside = [one for one in calls if holds(recording.calls, call, one)]
 
     def makers(self) -> set[int] | None:
-        """Return those of `unjudged` that make the wrong arrays; None if it is not known what makes one of the arrays.
+        """Return the modules in `unjudged` that make the wrong arrays; None if the maker of one array is unknown.
 
         A module makes the arrays that it returns, and those that it passes to a submodule but did not get itself. It
-        counts only if all its input arrays are known to be right, and if no other argument is a number or a bool (which
-        its caller may have chosen wrongly), except those named in MODES.
+        counts only if all its input arrays are right, and no argument is a number or bool that its caller may have
+        chosen wrongly (those named in MODES are allowed).
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}

@@ -17,16 +17,15 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 
 
 class Division(NamedTuple):
-    """A finding on wrong parts (submodules): which of them are right together with the code around them.
+    """A finding: which of a module's wrong submodules are right together with the code around them.
 
-    Such a part differs from its original, but the module's code around it makes up for that, for example by adding the
-    part's bias.
+    Such a submodule differs from its original, but the code around it compensates that, for example by adding its bias.
 
     Attributes:
-        found: the judgement on the worst call with the port's outputs of all parts; None if it can't be run.
-        spared: the same with the original's outputs of some parts, if that makes an array right; else None.
-        parts: positions of the parts that are right together with the code around them.
-        beside: position of a part whose activation is outside it -> the activation's name.
+        found: the judgement on the worst call, with the port's outputs of all submodules; None if it can't be run.
+        spared: the same with the original's outputs of some submodules, if that makes an array right; else None.
+        parts: positions of the submodules that are right together with the code around them.
+        beside: position of a submodule whose activation is outside it -> the activation's name.
     """
 
     found: CallJudgement | None
@@ -36,16 +35,17 @@ class Division(NamedTuple):
 
 
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
-    """Return which of the wrong parts are right together with the code around them.
+    """Return the Division of the submodules `wrong`: which are right together with the code around them.
 
-    The module runs with the port's output of a part, and once more with the original's. The part is right if some
-    array differs from the port's only in the first run, and none only in the second. (With a part that is really wrong,
-    the first run has the port's arrays.) Other faults of the module show in both runs.
+    The original's module runs with the port's output of a submodule, then with the original's. The submodule is right
+    if some array differs from the port's only in the first run, and none only in the second. (With one that is really
+    wrong, the first run gives the port's arrays.) Other mistakes show in both runs.
 
     Args:
-        run: a function: (position of a part -> what to put in its place) -> judgements on the module's calls, or None.
-        wrong: positions of the parts whose outputs differ from their originals'.
-        activations: position of a part that differs from its original by an activation -> that activation.
+        run: a function: {position of a submodule: what replaces its output} -> judgements on the module's calls, or
+            None.
+        wrong: positions of the submodules whose outputs differ from their originals'.
+        activations: position of a submodule that differs from its original by an activation -> that activation.
     """
     found = run({})
     if found is None or _all_equal(found):

@@ -23,12 +23,12 @@ from mha_core.dtypes import divisors
 
 @dataclass(frozen=True)
 class Packed:
-    """A projection of the original, and the several projections of the port that do its work.
+    """A packed projection of the original (such as q, k, v in one), and the port's several projections in its place.
 
     Attributes:
         original: position of the original's projection.
         leaves: position of each of the port's projections -> the judgement on it.
-        part: a Part that replaces the original's output by the port's outputs, joined.
+        part: a Part that replaces the original's output by the port's concatenated outputs.
     """
 
     original: int
@@ -37,12 +37,12 @@ class Packed:
 
 
 def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
-    """Return each projection of the original that is several projections of one input in the port.
+    """Return a Packed for each projection of the original that is several projections of one input in the port.
 
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
-        leaves: positions of the modules inside it that have parameters, but no submodules and no original.
+        leaves: positions of its submodules that have parameters, no submodules of their own and no original.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
     for leaf in leaves:
@@ -89,10 +89,10 @@ def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, sam
 
 
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
-    """Return those of the modules `names` that are known to be right although they have no original.
+    """Return the modules in `names` that have no original, but are known to be right.
 
-    A module is known to be right if all its floating-point outputs are, or if it is one of several right projections
-    that are a single one in the original.
+    These are modules whose floating-point outputs are all right, and right projections that are packed into one in the
+    original.
     """
     ready, calls = parts.ready.get(0, ((), ()))
     inner = parts.outermost_inside(0, judged=True)

@@ -34,7 +34,7 @@ VAGUE = "in another order"
 
 
 class Rewritten:
-    """A search for submodules that were judged wrong, but are only written in another way than in the original.
+    """A search for submodules that were judged wrong, but only divide the computation in another way than the original.
 
     Args:
         parts: both models, with a verdict on every module.
@@ -46,7 +46,7 @@ class Rewritten:
         self.others = [one for one in parts.results if self._has_others(one)]
 
     def verdicts(self) -> dict[int, ModuleResult]:
-        """Return position -> new verdict, for submodules written in another way and the modules around them."""
+        """Return position -> new verdict, for the submodules that were found and the modules around them."""
         found = {}
         for one in [one for one in self.others if self._is_bare(one) and self._is_rescaled(one)]:
             found[one] = replace(self.results[one], status="divided otherwise", reason=RESCALED)
@@ -194,7 +194,7 @@ class Rewritten:
         return {at.name for one in self.parts.calls[port] for at in calls[one].given if at.floating}
 
     def otherwise(self, port: int) -> set[str]:
-        """Return which of "matrix" and "bias" of a submodule differ from the original's, in numbers or in order."""
+        """Return which parameters of a submodule ("matrix", "bias") have other numbers or order than the original's."""
         if port in self._differing:
             return self._differing[port]
         original = self.parts.pairs.original_of(port)

@@ -30,14 +30,14 @@ RIGHT = ("equal", "divided otherwise")
 
 
 class Parts:
-    """The modules and calls of both models, with the verdicts on the port's modules, the innermost first.
+    """The modules and calls of an original and its port, with the verdicts on the port's modules, innermost first.
 
     Attributes:
         results: position of a module -> the verdict on it.
-        ready: position of a judged module -> (its calls as Substitutions, their positions in both models).
+        ready: position of a judged module -> (its calls as Substitutions, the calls' positions in both models).
         beside: position of a wrong module -> the activation by which it differs from its original.
-        own_masks: positions of modules whose masks are those of the original's own run.
-        other_masks: positions of modules whose masks were read with the opposite meaning of True.
+        own_masks: positions of modules that were judged with the masks of the original's own run.
+        other_masks: positions of modules that were judged with the meaning of True in masks reversed.
         padding: position of a module -> bool (B, L), True at padding.
     """
 
@@ -60,11 +60,11 @@ class Parts:
         return self.results[port].status != "not judged" and self.pairs.original_of(port) is not None
 
     def was_judged(self, port: int) -> bool:
-        """Return whether a module has been judged so far, by its original."""
+        """Return whether a module has already been compared with its original."""
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the modules in `port` that are judged (or are not), without those inside another judged one."""
+        """Return the submodules of `port` that are judged (or are not), except those inside a judged submodule."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -74,14 +74,14 @@ class Parts:
         return found
 
     def paired_calls(self, original: int, port: int, mine: int = 0, theirs: int = 0) -> list[tuple[int, int]]:
-        """Return the calls of a module as pairs (position of the original's, position of the port's), in order.
+        """Return the calls of a paired module, in order: (position in the original, position in the port).
 
         If one model has more calls than the other, calls with outputs of equal sizes are paired.
 
         Args:
             original, port: positions of the module in the two models.
-            mine, theirs: positions of the outer calls, in the original and in the port, during which they are made.
-                Default: the call of the whole model.
+            mine, theirs: positions of the outer calls, in the original and in the port, during which the calls are
+                made. Default: the call of the whole model.
         """
         own = [one for one in self.own_calls[original] if holds(self.own.calls, mine, one)]
         other = [one for one in self.calls[port] if holds(self.recording.calls, theirs, one)]
@@ -91,16 +91,16 @@ class Parts:
         return list(in_order(left, [(one, sizes_of(self.recording.calls[one].shapes)) for one in other]))
 
     def division(self, inner: Sequence[int], ready: Ready, calls: Calls) -> Division:
-        """Return the Division of a module's wrong parts: see `divided`."""
+        """Return the Division of a module's wrong submodules: which are right with the code around them."""
         wrong = [one for one in inner if self.results[one].status != "equal"]
         known = {one: self.beside[one] for one in wrong if one in self.beside}
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
 
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
-        """Return the wrong submodules of a right module that make up for one another; () if there are none.
+        """Return the wrong submodules of a right module, if they compensate one another; else ().
 
-        They do if one of them alone makes the module wrong, such as reordered rows of the query matrix where the key
-        matrix has the same order. If none of them changes the module's outputs, nothing is known: the result is ().
+        They do if one of them alone makes the module wrong. An example are query and key matrices with their rows in
+        the same new order. If none of them changes the module's outputs, the result is ().
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -110,7 +110,7 @@ class Parts:
         return ()
 
     def take_back(self, part: int, reason: str) -> None:
-        """Change the verdict on a module and those inside it from wrong to "divided otherwise"."""
+        """Change the verdicts on a module and its submodules from wrong to "divided otherwise"."""
         for one in (part, *self.inside[part]):
             if self.results[one].status in ("wrong", "through its parts"):
                 self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
@@ -124,10 +124,10 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Return the judgement on each call, with the outputs of some submodules replaced; None if it can't be run.
+        """Return the judgement on each call, with the port's outputs for some submodules; None if it can't be run.
 
         Args:
-            inner: positions of these submodules.
+            inner: positions of the submodules whose outputs are replaced.
             ready, calls: the calls of the module as Substitutions, and their positions in both models.
             instead: position of a submodule -> what replaces its outputs, if not the port's.
             others: further submodules as Parts, which have no original.
@@ -170,7 +170,7 @@ class Parts:
         )
 
     def makers(self, port: int, worst: CallJudgement) -> set[int] | None:
-        """Return the modules without an original whose code makes `port` wrong; None if that is not known.
+        """Return the modules without an original whose code makes `port` wrong; None if unknown.
 
         Args:
             port: position of the module.
@@ -189,7 +189,7 @@ class Parts:
         return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
 
     def activation_of(self, ready: Ready) -> Beside | None:
-        """Return the activation by which a wrong module differs from its original in every call; None without one."""
+        """Return the activation by which a wrong module differs from its original in every call, or None."""
         found = []
         for one in ready if all(one.leaf for one in ready) else ():
             known = Known(list(one.given_all().values()), one.parameters(), numbers_of_module(one.held))

@@ -27,12 +27,12 @@ GROWTH = 4.0
 
 @dataclass(frozen=True)
 class Apart:
-    """The distance between two arrays.
+    """The difference of two arrays.
 
     Attributes:
         size: the root mean square of the first array.
-        mean: the root mean square of the difference, relative to `size`.
-        worst: the element with the largest difference, relative to its size and `size` together.
+        mean: the root mean square of the difference / `size`.
+        worst: the element with the largest difference / (its absolute value + `size`).
     """
 
     size: float
@@ -50,7 +50,7 @@ EQUAL = Apart(0.0, 0.0, Worst())
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-    """Return the distance of `b` from `a`, where `counts` is True. The distance of NaN is 0 from NaN, else infinite."""
+    """Return the Apart of `b` from `a` where `counts` is True. NaN differs infinitely from any number but NaN."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     if not a.size:
         return EQUAL
@@ -67,7 +67,7 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 
 def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
-    """Return the smallest root mean square of b - a in a slice along any axis but the last, where `counts` is True.
+    """Return the smallest root mean square of b - a in any slice along an axis but the last, where `counts` is True.
 
     >>> least_slice(np.zeros((2, 3)), np.array([[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]]))
     0.0
@@ -84,13 +84,13 @@ def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
 
 @dataclass(frozen=True)
 class Allowance:
-    """An allowed distance of the inputs of two paired layers, relative to their size.
+    """The difference that is allowed between the inputs of two paired layers, relative to the inputs' size.
 
-    What the models compute between two attention layers is unknown. But rounding errors spread over all elements, so
-    the next inputs differ by at most a constant times `carried`, the root mean square of earlier differences.
+    The code between two attention layers is unknown, but it spreads rounding errors over all elements. So the next
+    inputs may differ by a constant times `carried`, the root mean square of earlier differences.
 
     Attributes:
-        dtype: the narrower of both dtypes; arrays that are equal in it have distance 0.
+        dtype: the narrower of both dtypes; arrays that are equal after rounding to it count as equal.
         unit: the sum of the unit roundoffs of both dtypes.
         carried: the largest relative difference (root mean square) of the earlier calls, in inputs and outputs.
     """
@@ -110,19 +110,19 @@ class Allowance:
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-        """Return the distance of `b` from `a`, where `counts` is True; EQUAL if they are equal in `dtype`."""
+        """Return the Apart of `b` from `a` where `counts` is True; EQUAL if they are equal in `dtype`."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
-        """Return the largest difference from `a`, and the allowed difference of the worst element."""
+        """Return (the largest difference of an element from `a`, the difference that is allowed there)."""
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return in words a distance and the allowed one, relative to "their" or "its" (`whose`) size."""
+        """Return in words a difference and the allowed one, relative to the arrays' size. `whose`: "their" or "its"."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
-        """Return difference / allowed difference, of the mean or of the worst element, whichever is larger."""
+        """Return the difference / allowed difference: the larger of that of the mean and that of the worst element."""
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod

@@ -30,7 +30,7 @@ FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"),
 
 @dataclass(frozen=True, eq=False)
 class ComparedCall:
-    """A recorded call (`problem`), with the reference's answer to it (`wanted`)."""
+    """A recorded call (`problem`) with the reference's answer (`wanted`): results and allowed errors."""
 
     name: str
     dtype: str
@@ -53,20 +53,20 @@ class ComparedCall:
         return ComparedCall.of(self.name, self.dtype, replace(self.problem, inputs=inputs))
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
-        """Return the judgement on the recorded outputs by the reference's answer, where `rows` (B, Lq) is True."""
+        """Return the comparison of the recorded outputs with the reference's answer, where `rows` (B, Lq) is True."""
         return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
 @dataclass
 class CallDifferences:
-    """The differences of two calls in inputs, mask and past.
+    """The differences of two recorded calls in inputs, mask and cached keys.
 
     Attributes:
         inputs: the largest difference / allowed difference of the inputs; None if their shapes differ.
-        drift: the largest relative difference (root mean square) of inputs that differ by no more than is allowed.
+        drift: the largest relative difference (root mean square) of the inputs that agree within what is allowed.
         found: every Difference.
         notes: remarks in words.
-        rows: bool (B, Lq), True at queries that are no padding; None if shapes differ.
+        rows: bool (B, Lq), True at queries outside padding; None if shapes differ.
     """
 
     inputs: float | None = None
@@ -77,7 +77,7 @@ class CallDifferences:
 
 
 def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDifferences:
-    """Return the differences of two calls in inputs, mask and past."""
+    """Return the CallDifferences of two calls: in inputs, mask and cached keys."""
     both = CallDifferences()
     own, other = a.problem.inputs, b.problem.inputs
     shapes = _other_shapes(own, other)
@@ -253,7 +253,7 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """Return (B, Lq, Do), the change of the original's output if these `parts` of its call are replaced by the port's.
+    """Return (B, Lq, Do): how the original's output changes if `parts` of its call are replaced by the port's.
 
     The result is None if the sizes of the two calls don't fit.
 
@@ -280,10 +280,10 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 
 
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
-    """Return the Worst element of the two outputs.
+    """Return the Worst: the element where the two outputs differ most, relative to the allowed difference.
 
-    The allowed difference is the sum of both bounds and of `drift` (B, Lq, Do), the effect of inputs that differ by no
-    more than is allowed; None: no such effect.
+    The allowed difference is the sum of both error bounds and `drift` (B, Lq, Do), the effect of allowed differences in
+    the inputs. None: no such effect.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
     return worst(a.output, b.output.astype(np.float64), slack, rows)
@@ -292,9 +292,9 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Return (differences, notes, worst error / allowed error of the port), from judging each call by itself.
+    """Return (differences, notes, worst error / allowed error of the port) of two calls, each judged on its own.
 
-    The outputs of each call are compared with the reference's answer to that call's inputs, mask and weights.
+    Each call's outputs are compared with the reference's for the call's own inputs, mask and weights.
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

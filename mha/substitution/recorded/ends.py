@@ -25,14 +25,14 @@ PARTS_BEHIND = " (feed-forward layers, normalisation, a pooler, a head)"
 
 @dataclass
 class Before:
-    """A note of what earlier calls showed, for the comparison of later ones.
+    """A note of the results of earlier calls, for the comparison of later ones.
 
     Attributes:
-        carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
-        parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        open: name of a call of the port whose final output (after further code behind its output projection) was not
-            compared -> True if the layers of both models have such code, False if only one has.
-        rows: bool (B, L), True at queries of the last pair that are no padding; None if there is no such pair.
+        carried: the largest relative difference so far in inputs and outputs that agree; see `Allowance`.
+        parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs differ too.
+        open: name of a port's call whose code after the output projection was not compared -> True if the layers of
+            both models have such code, False if only one has.
+        rows: bool (B, L), True at the last pair's queries outside padding; None if there is no pair yet.
     """
 
     carried: float = 0.0
@@ -41,12 +41,12 @@ class Before:
     rows: NDArray[np.bool_] | None = None
 
     def up_to(self, name: str) -> str:
-        """Return the words " up to its output projection" if nothing after it was compared in this call; else ""."""
+        """Return the words " up to its output projection" if the code after it was not compared; else ""."""
         return " up to its output projection" if name in self.open else ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence on each call in `open` whose layers both have code behind their output projection."""
+        """Return a sentence on each call in `open` where both models have code after the output projection."""
         return tuple(
             f"Not judged: what {name} does {BEHIND}, where both do something."
             for name, both in self.open.items()
@@ -55,11 +55,11 @@ class Before:
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """Return a phrase on each call in `open` where only one model's layer has code behind its output projection."""
+        """Return a phrase on each call in `open` where only one model has code after the output projection."""
         return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
-        """Return bools that broadcast to the array: True outside padding; None if the array has other items or rows."""
+        """Return bool that broadcasts to `array`, True outside padding; None if the array has other items or rows."""
         if self.rows is None or array.ndim < 3 or array.shape[:2] != self.rows.shape:
             return None
         counted: NDArray[np.bool_] = self.rows.reshape(*self.rows.shape, *(1,) * (array.ndim - 2))
@@ -67,9 +67,9 @@ class Before:
 
 
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
-    """Return the verdicts on the ends of port `b`, compared with those of original `a`.
+    """Return the verdicts on further outputs of port `b`, compared with those of original `a`.
 
-    Ends are the recorded outputs of the whole model and of modules that are no attention layers, such as a pooler.
+    These are the recorded outputs of the whole model, and of modules that are no attention layers, such as a pooler.
     """
     found = []
     layers = {*(a.behind or ()), *(b.behind or ())}
@@ -81,10 +81,10 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 
 
 def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
-    """Return the verdict on the final outputs of two layers; None if neither has code behind its output projection.
+    """Return the verdict on the final outputs of two layers; None if neither has code after its output projection.
 
-    A layer without such code has its projection's output as its final output. If the two can't be compared, the result
-    is None too, and `before.open` gets an entry.
+    The final output of a layer without such code is that of its output projection. If the two can't be compared, the
+    result is None too, and `before.open` gets an entry.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]
@@ -130,7 +130,7 @@ def _orders(end: RecordedEnd, like: RecordedEnd) -> list[RecordedEnd]:
 
 
 def unjudged(a: Recording, b: Recording, ends: Sequence[ModuleResult]) -> Iterator[str]:
-    """Yield sentences on ends (recorded outputs of the model or of other modules) that were not compared."""
+    """Yield sentences on outputs of the model, and of modules that are no attention layers, that were not compared."""
     is_model = any(layer.name for layer in a.layers)
     if is_model and not any(end.status != "not judged" for end in ends if not end.name):
         lacking = [whose for one, whose in ((a, "original"), (b, "port")) if not any(e.arrays for e in _named(one, ""))]

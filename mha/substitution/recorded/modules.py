@@ -37,7 +37,7 @@ AnyRecording = ModuleRecording | Recording | str | os.PathLike[str]
 def recorded_apart(
     original: AnyRecording, port: AnyRecording, pairs: Mapping[str, str] | None, progress: Callable[[str], None]
 ) -> WhereReport:
-    """Return the report on two recordings: on their modules if both hold some, and on their attention layers.
+    """Return the report on two recordings: on their attention layers, and on other modules if both hold some.
 
     Raises:
         SpecError: a file is no recording, the two hold nothing that can be compared, or `pairs` contradict each other.
@@ -81,9 +81,9 @@ def modules_apart(
     Args:
         original, port: recordings of one call of each model.
         layers: the report on their attention layers; a layer that is wrong in it is wrong here too.
-        rows: bool (B, L), True at positions that are no padding; None: all.
-        pairs: name of a module of the original -> name of the port's; needed where the search does not find the pair.
-        progress: called with what is being done.
+        rows: bool (B, L), True at positions outside padding; None: all.
+        pairs: name of a module of the original -> name of the port's, for pairs that the search would not find.
+        progress: called with a text on the current step.
 
     Raises:
         SpecError: `pairs` contradict each other, or an array can't be read.
@@ -161,13 +161,13 @@ RIGHT = {"equal": 0, "divided otherwise": 1}
 
 @dataclass(frozen=True)
 class Distances:
-    """How far the arrays of two calls are apart.
+    """The differences of the arrays in two calls.
 
     Attributes:
-        ratio: the largest difference / allowed difference; None if no arrays belong together.
-        words: the array with that ratio, and its difference.
+        ratio: the largest difference / allowed difference; None if no arrays could be paired.
+        words: the name of the array with that ratio, and its difference.
         least: the smallest difference (root mean square) in a slice, along any axis but the last, of an array that
-            differs: 0 if the array is the same at some position, or in some item.
+            differs. It is 0 if some position or item is equal.
         allowed: the largest allowed difference (root mean square) of an array.
         size: the largest size (root mean square) of an array.
     """
@@ -181,7 +181,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Compared:
-    """The result for one call of the port, and the distance of its outputs from those of the original's call."""
+    """The verdict on one call of the port, and the difference of its outputs from the original's."""
 
     result: ModuleResult
     gave: Distances = Distances()

@@ -17,10 +17,10 @@ WEIGHTS = "the same weights"
 
 @dataclass(frozen=True)
 class Pairing:
-    """Pairs of calls, by position in each recording.
+    """Pairs of calls of an original and a port, by position in each recording.
 
     Attributes:
-        how: what paired the calls: "name", "order", "the map", or "the same weights" (if one model has more layers).
+        how: the rule for the pairs: "name", "order", "the map", or "the same weights" (if one model has more layers).
         pairs: (call of the original, call of the port), in the order of the original's calls.
         remarks: sentences on the pairing.
     """
@@ -30,7 +30,7 @@ class Pairing:
     remarks: tuple[str, ...] = field(default=())
 
     def left(self, a: Recording, b: Recording, chosen: Collection[str]) -> dict[str, list[str]]:
-        """Return the `chosen` calls without a partner: "the original's" -> names, "the port's" -> names."""
+        """Return the calls in `chosen` without a partner: "the original's" -> names, "the port's" -> names."""
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         return {
             whose: [name for i, name in enumerate(recording.names) if i not in positions and name in chosen]
@@ -45,15 +45,15 @@ class Pairing:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return the last pair of calls before a point in both recordings, and what was not compared there.
+        """Return the last pair of calls before a point in both recordings, and what was not compared since.
 
         Args:
             a, b: the original and the port.
             until: how many calls of each recording are before that point.
 
         Returns:
-            The pair, or None. Then, in words, the calls after it that have no partner, and all attention modules that
-            were not recorded (when they were called is not known); "" if there are none.
+            (the pair or None, words). The words name the later calls without a partner, and all attention modules that
+            were not recorded (at whatever time they were called); "" if there are none.
         """
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
@@ -69,11 +69,10 @@ class Pairing:
 
 
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
-    """Return the Pairing of the calls of an original with those of a port.
+    """Return the Pairing of the calls of an original with those of a port: by name, by weights or in order.
 
-    They are paired by name if the larger recording has the name of every layer of the smaller one. Else, if one has
-    fewer layers, and some weights are those of exactly one of the original's layers, they are paired by weights, and
-    the other layers have no partner. Else they are paired in order.
+    By name if the recording with more layers has all names of the other. Else by weights if one has fewer layers, and
+    some weights are those of exactly one of the original's layers; other layers get no partner. Else in order.
 
     Args:
         a, b: the original and the port.

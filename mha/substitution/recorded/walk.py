@@ -38,11 +38,11 @@ def recordings_apart(
 
     Args:
         original, port: recordings of the same calls.
-        pairs: name of a layer of the original -> name of the port's; needed where names and order don't give the pair.
+        pairs: name of a layer of the original -> name of the port's, where names and order don't give the pair.
         patterns: names of the calls of either model that are reported; wildcards work.
-        unseen: whether to report the bugs of the zoo that equal calls would not have shown.
-        before: a note that is filled in here, in place, for comparisons that follow.
-        progress: called with what is being done.
+        unseen: whether to report known bugs that equal calls can't show.
+        before: a note of results for later comparisons, which is filled in here.
+        progress: called with a text on the current step.
 
     Raises:
         SpecError: no call has a name of `patterns`, or a name in `pairs` is no layer's.

@@ -29,9 +29,9 @@ class Difference:
         name: name of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
         difference: the largest difference of numbers; None if no numbers were compared.
         allowed: the allowed difference of the same element; None if no numbers were compared.
-        moves: the largest change of the original's output that this difference by itself makes, computed with the
-            reference; None if that can't be computed.
-        shows: whether that change is larger than what is allowed.
+        moves: the largest change of the original's output by this difference alone, computed with the reference; None
+            if that can't be computed.
+        shows: whether `moves` exceeds the allowed error.
         follows: whether it is a consequence of an earlier difference.
     """
 
@@ -47,12 +47,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Backward:
-    """A verdict on the gradients of a module: those of its inputs and parameters.
+    """A verdict on the gradients of a module with respect to its inputs and parameters.
 
     Attributes:
         status: as in ModuleResult.
-        ratio: the worst error of all its calls, in units of the measured rounding; None if not judged.
-        place, index: the name of the worst gradient, and the index of its worst element.
+        ratio: the largest error / measured rounding error in all its calls; None if not judged.
+        place, index: the name of the gradient with that error, and the index of the element.
         got, expected: the value of this element in the port, and in the original.
         reason: why the gradients were not judged; else "".
         compared: the number of compared gradients, over all its calls.
@@ -78,20 +78,20 @@ class ModuleResult:
         name, kind: its name in the port, and its class.
         depth: the number of modules around it.
         original: the name of the original's module; None for a module without one.
-        how: how the pair was found; for a wrong module without an original, where its fault was seen.
+        how: how the pair was found; for a wrong module without an original, where its mistake was seen.
         original_kind: the class of the original's module; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it); "through
             its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are right
             with the code around it; "equal"; or "not judged"; or "caused upstream": it differs only because its inputs
             do (with a live original, because a mask does).
-        ratio: the worst error of all its calls, in units of the measured rounding (8 are allowed); None if not judged.
-            If a number is beyond its derived bound, the ratio is at least 8 * error / bound.
-        allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.
+        ratio: the largest error / measured rounding error in all its calls (8 is allowed); None if not judged. If a
+            number exceeds its derived bound, the ratio is at least 8 * error / bound.
+        allowance: "derived" if every output also has a derived bound, else "calibrated"; "" if not judged.
         bound: the worst error / derived bound (1 is allowed); None without a bound. For two recordings, the worst
             difference / allowed difference.
-        rounding: the measured rounding of the output, as a fraction of the output.
+        rounding: the measured rounding error of the output / the output.
         place, index: the place of the worst array, and the index of its worst element.
-        got, expected: the value of this element in the port, and in the original.
+        got, expected: the value of that element in the port, and in the original.
         reason: why it was not judged, or another remark; else "".
         parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. For a wrong
             module also "reordered" (the original's numbers in another order), or "unseen" (the original's numbers, but
@@ -100,10 +100,10 @@ class ModuleResult:
         parameters_of: the name of the original's module with these parameters, if it is not `original`; else "".
         own_lines: whether its own lines are wrong: it is wrong even with right outputs of the modules inside it.
         unpaired: names of the modules inside it that have no original; their code counts as its own lines.
-        among: names of modules inside it of which some are wrong, where it is not known which ones; () else.
-        padding: for an equal module, how many rows differ but are not compared: padding (no other row was seen to
-            depend on them), and queries without a key.
-        uncompared: names of outputs without a known counterpart in the original, and of integers that differ.
+        among: names of modules inside it, some of which are wrong, if it is not known which; else ().
+        padding: for an equal module, how many rows differ but don't count: padding that no other row depends on, and
+            fully masked queries.
+        uncompared: names of outputs that the original does not have, and of integers that differ.
         backward: the verdict on its gradients; None if no gradients were recorded.
         differences: for two recordings, every difference of the call from the original's, in the order of PARTS.
     """
@@ -143,7 +143,7 @@ class ModuleResult:
 
     @property
     def wrong_backward(self) -> bool:
-        """Return whether its gradients are wrong by themselves, and not only because of modules inside it."""
+        """Return whether its gradients are wrong, and not only because those of modules inside it are."""
         return self.backward is not None and self.backward.status == "wrong"
 
 
@@ -153,17 +153,17 @@ class WhereReport:
 
     Attributes:
         results: one for each module.
-        uncovered: names of modules with own parameters that are judged only by the outputs of the whole model.
+        uncovered: names of modules with parameters of their own that only the whole model's outputs can judge.
         dtype: the port's dtype.
         versions: package -> version, from the port's recording.
         pairs: name of the original's module -> name of the port's.
-        unseen: the bugs with which a module that is equal would still be equal on these inputs.
+        unseen: the bugs that equal modules may have without a visible effect on these inputs.
         diagnosed: name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
         original: what the port was compared with: the live "model", or a "recording" of it. With a recording, `results`
             has a row for each call of an attention layer, or for each module if both recordings hold modules.
         notes: sentences on what was not recorded, on how two recordings were paired, and on what was not compared.
-        undetectable: the bugs of the zoo that the port's calls of attention layers would not have shown; None if they
-            were not looked for.
+        undetectable: the known bugs that the port's calls of attention layers can't show; None if they were not looked
+            for.
     """
 
     results: tuple[ModuleResult, ...]
@@ -179,7 +179,7 @@ class WhereReport:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Return the names of the modules that are wrong by themselves, forward or backward; "" is the model itself."""
+        """Return the names of the modules that are wrong themselves, forward or backward; "" is the model itself."""
         return tuple(one.name for one in self.results if one.status == "wrong" or one.wrong_backward)
 
     @property
@@ -194,12 +194,12 @@ class WhereReport:
 
     @property
     def first(self) -> tuple[ModuleResult, Difference] | None:
-        """Return the first call that differs between two recordings, and its first difference; None if none does."""
+        """Return (the first call that differs between two recordings, its first Difference); None if none does."""
         return next(((one, one.differences[0]) for one in self.results if one.differences), None)
 
     @property
     def is_no_port(self) -> bool:
-        """Return whether the port seems to be one of another model.
+        """Return whether the port seems to be one of another model than this original.
 
         That is so if the whole model differs, and no module inside it was judged or has the original's parameters.
         """
@@ -209,10 +209,10 @@ class WhereReport:
 
     @property
     def equal(self) -> bool:
-        """Return whether the model and all its outputs were judged, and no module is wrong.
+        """Return whether all outputs of the model were judged, and no module is wrong.
 
-        The verdict on the whole model covers the code between modules, and modules without a verdict of their own. With
-        two recordings it does not cover such modules, since larger differences are allowed in the model's outputs.
+        The verdict on the whole model also covers modules without a verdict of their own. With two recordings it does
+        not, because larger differences are allowed in the model's outputs.
         """
         model = self.results[0]
         covered = not self.uncovered or (self.original == "model" and model.status == "equal")

@@ -22,7 +22,7 @@ SHOWN = 12
 
 
 def findings(report: WhereReport) -> Iterator[str]:
-    """Yield a paragraph on each group of modules that are wrong alike, then lines on what was not judged."""
+    """Yield a paragraph on each group of modules with the same mistake, then lines on what was not judged."""
     if report.original == "recording":
         yield from _of_recordings(report)
         yield from report.notes
@@ -41,7 +41,7 @@ def findings(report: WhereReport) -> Iterator[str]:
 
 
 def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
-    """Return groups of modules that are wrong in the same way, with names that differ only in their first number."""
+    """Return groups of modules that are wrong in the same way; their names differ only in the first number."""
     found: list[list[ModuleResult]] = []
     latest: dict[tuple[object, ...], list[ModuleResult]] = {}
     for one in report.results:
@@ -58,7 +58,7 @@ def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
 
 
 def unjudged(report: WhereReport) -> Iterator[str]:
-    """Yield a line on each thing of a port that was not judged, and further notes."""
+    """Yield lines on the parts of a port that were not judged, and further notes."""
     if report.is_no_port:
         yield NO_PORT
         yield from report.notes
@@ -94,7 +94,7 @@ NO_PORT = (
 
 
 def tree(report: WhereReport) -> Iterator[str]:
-    """Yield a row for each module: its place in the tree, its verdict, its ratio, and the original's module.
+    """Yield a row for each module: its name (indented by depth), its verdict, its ratio, and the original's module.
 
     Long names are cut in the middle; a reason that is too long for the row has a row of its own.
     """
@@ -121,11 +121,11 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
-    """Yield a line on each bug that these inputs don't show; and, for 16 bits, on the smallest visible fault.
+    """Yield a line on each bug that these inputs can't show; for 16 bits, also on the smallest visible mistake.
 
     Args:
         report: what was found.
-        whole: True for the bugs by name; False for how many there are.
+        whole: True to name the bugs; False to count them.
     """
     if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
         least = sorted((FACTOR * one.rounding, _name(one.name)) for one in report.results if one.rounding)
@@ -166,18 +166,18 @@ def last_line(report: WhereReport) -> str:
 
 
 def around_of(report: WhereReport, one: ModuleResult) -> str | None:
-    """Return the name of the innermost module around `one` that is wrong in its own lines; None if there is none."""
+    """Return the name of the innermost module around `one` whose own code is wrong; None if there is none."""
     wrong = [other.name for other in report.results if other.status == "wrong" and other.own_lines]
     outer = [name for name in wrong if not name or one.name.startswith((f"{name}.", f"{name}/"))]
     return max((name for name in outer if name != one.name), key=len, default=None)
 
 
 def finding(one: ModuleResult, around: str | None = None) -> str:
-    """Return words on one wrong module: its error, where that is, and the module of the original that judged it.
+    """Return a text on one wrong module: its error, the place of the error, and the original's module.
 
     Args:
         one: the verdict on the module.
-        around: name of a module around it with wrong own code, part of which may belong to this one; None: none.
+        around: name of a module around it whose own code is wrong, and may belong to this one in part; or None.
     """
     if one.wrong_backward:
         return _backward(one)
@@ -321,7 +321,7 @@ def _name(name: str) -> str:
 
 
 def shown_ratio(ratio: float) -> str:
-    """Return a ratio in the form for the tree, where infinity is a word."""
+    """Return the ratio as a text; infinity is "beyond rounding"."""
     return "beyond rounding" if isinf(ratio) else number(ratio)
 
 
