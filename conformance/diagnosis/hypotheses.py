@@ -377,7 +377,7 @@ class Search:
         return (explained - sum(not self._explains(one, bugs) for one in right)) / len(self._decisive)
 
     def of_large_cases(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
-        """Return one-bug hypotheses that explain every failing case, all of them large, but not every smaller case."""
+        """Return one-bug hypotheses that explain every failing case (all are large) but not every smaller case."""
         some = [bug for bug in zoo if all(self._explains(one, (bug,)) for one in self.failing)]
         found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
         return [one for one in found if one.explained == found[0].explained][:SHOWN]

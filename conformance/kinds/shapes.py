@@ -102,7 +102,7 @@ FILLS: Mapping[str, Filled] = {
 
 
 def softmaxes() -> Iterator[Bug]:
-    """Yield bugs that take the softmax over other axes (rows divided by their sums or not), or of top scores only."""
+    """Yield bugs that take the softmax over wrong axes (with or without rescaled rows), or of top scores only."""
     named = ("items", "heads", "queries", "keys")
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
@@ -157,7 +157,7 @@ def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug that adds a number to the sum of exp(score), or of exp(score - row maximum) (`less_highest`)."""
+    """Return the bug that adds a number to the sum that softmax divides by; `less_highest`: of exp(score - maximum)."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])
@@ -170,7 +170,7 @@ def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
 
 
 def without_sum(words: str, slug: str, number: Number) -> Bug:
-    """Return the bug whose weights are exponentials times a number, not divided by their sum."""
+    """Return the bug with number * exp(score) as attention weights, in place of the softmax."""
 
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
@@ -180,7 +180,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
 
 
 def filled(words: str, slug: str, number: Number, added: bool) -> Bug:
-    """Return the bug that gives excluded keys a number as their score, or with `added` adds it to their score."""
+    """Return the bug that sets the scores of excluded keys to a number or, if `added`, adds the number to them."""
 
     def change(state: State, beneath: Step) -> NDArray:
         scores, n = state["scores"], number(state)
