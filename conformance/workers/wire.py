@@ -79,7 +79,7 @@ def is_sendable(array: NDArray) -> bool:
 
 @dataclass(frozen=True)
 class Together:
-    """A value to send; each of its arrays that has the same bits as another is sent once, and received as one array."""
+    """A value to send. Arrays in it with equal bits are sent once, and received as one array."""
 
     value: Any
 
