@@ -50,7 +50,7 @@ TOO_LATE = re.compile(r"(?:call 1 of [\w-]+ \(.*?\): )?(no (?:answer|sign of lif
 
 
 def too_late(result: Result) -> str:
-    """Return the timeout in a result's message, such as "no answer within 60 s"; "" if no first call timed out."""
+    """Return the timeout that a result's message reports, such as "no answer within 60 s"; "" if there is none."""
     found = TOO_LATE.match(result.message) if result.status == "failed" else None
     return "" if found is None else found[1]
 
@@ -85,7 +85,7 @@ class CaseUnit(Unit):
 
     Args:
         subject: the subject; for one in another process, its stand-in from `conformance.workers.described`.
-        cases: ids of cases, of the table or random ones, or picklable case objects.
+        cases: ids of cases, or picklable case objects.
         before: a case to run first, and again after the first of `cases`; None: no such case.
         known: the table of known deviations. Those that it lists for these cases must occur.
         again: how a right answer is checked by repeated calls (see `conformance.judging.repeats`).
@@ -196,7 +196,7 @@ def run_apart(
 
 
 def smallest(case: str, subject: Any) -> Result:
-    """Return a subject's Result in a small random case that it fails, shrunk from `case`, which it fails too."""
+    """Return a subject's Result in the smallest failing case found by shrinking `case`, the text of a random case."""
     small = shrink(case_from_text(case), lambda other: run_case(other, subject).status in FAILING)
     return run_case(small, subject)
 

@@ -60,8 +60,8 @@ def twice(
 ) -> Iterator[Repeated]:
     """Run the cases twice on each subject, forward and backward, on the CPU; yield a Repeated for each, in order.
 
-    New processes run them, because a framework that is loaded can change another's number of threads, and so its bits
-    (importing MXNet leaves PyTorch with one thread).
+    New processes run them, because a framework that is loaded can change another's number of threads, and so the bits
+    of its results (importing MXNet leaves PyTorch with one thread).
 
     Args:
         subjects: the subjects; those of one backend and dtype are neighbours, and share two processes.

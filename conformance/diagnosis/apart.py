@@ -34,7 +34,7 @@ def diagnosed(
 ) -> Brief:
     """Return a Brief, a diagnosis in words. Its `status` is 1 if the subject is wrong, 2 if it was not judged, else 0.
 
-    A subject whose first answers are right is called again, as `mha check` does; 0 means that it was right there too.
+    A subject whose first answers are right is called again, as `mha check` does. It is right if these answers are too.
 
     Args:
         subject, experiments, progress: as `conformance.diagnosis.diagnose.diagnose` takes them.

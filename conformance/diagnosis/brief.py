@@ -369,7 +369,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
-    """Return one line: how many failing cases the cause in plain calls does not explain, and what to declare then."""
+    """Return one line: how many failing cases the cause in plain calls does not explain, and how to declare them."""
     others = len(diagnosis.failing) - len(plain.failing)
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
@@ -388,7 +388,7 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_others(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line on arrays that the cause does not explain, where it explains the output; else []."""
+    """Return a list with one line on arrays that the cause does not explain though it explains the output; or []."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []

@@ -98,7 +98,7 @@ class Evidence:
         return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Return the Miss of a case that these bugs don't explain: of its output or, if that fits, of another array."""
+        """Return a Miss: the first array of a case, beginning with the output, that these bugs don't explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
@@ -158,7 +158,7 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
     """Return the narrower dtype whose error bounds the subject gets; None if it gets those of its own dtype.
 
-    Its outputs are exact in the narrower dtype, or its known deviations from float64 are within float32's bounds.
+    That is so if its outputs are exact in the narrower dtype, or its deviations from float64 fit float32's bounds.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -313,7 +313,7 @@ class Search:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
-        """Return the bugs without those that are superfluous to explain every case and further call."""
+        """Return the bugs that are needed to explain every case and further call; others are left out."""
         for bug in bugs if len(bugs) > 1 else ():
             rest = tuple(other for other in bugs if other is not bug)
             if self.further(rest) and self.wholly([rest]):

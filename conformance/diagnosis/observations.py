@@ -61,7 +61,7 @@ Arrays = dict[str, NDArray] | None
 
 
 class Runs:
-    """A runner of the reference with bugs in it, case by case; it caches the results (see `Variants`)."""
+    """A runner of the reference with bugs, case by case. It caches the results (see `Variants`)."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, bool, tuple[str, ...]], Arrays] = {}
@@ -72,7 +72,7 @@ class Runs:
         """Run the reference with bugs on a case; return name -> array, with gradients if the subject returned some.
 
         Bugs that can't be made in the case (a wrong bias in a layer without biases) are left out. The result is None if
-        all are left out, and {} if bugs contradict each other. For a recorded call, it has only the recorded stages.
+        all are left out, and {} if bugs contradict each other. A recorded call gives only the recorded stages.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem

@@ -44,7 +44,7 @@ class Question:
     order: NDArray[np.integer] | None = None
 
     def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
-        """Yield the mismatches of `trace`, the repeated call's answer; none if its bits are those of `first`."""
+        """Yield the mismatches of `trace`, the repeated call's answer; none if its bits equal those of `first`."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)

@@ -203,7 +203,7 @@ PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
     """Return at most MOST_KINDS kinds of calls, in words, that together contain every wrong call and no right one.
 
-    The result is () if there are no such kinds, or not fewer kinds than wrong calls.
+    The result is () if there are no such kinds, or as many kinds as wrong calls.
     """
     traits = [_traits(one) for one in wrong]
     fine = set().union(*map(_traits, right))

@@ -26,7 +26,7 @@ SPLIT = {"queries": "projected_queries", "keys": "projected_keys", "values": "pr
 
 
 def views() -> Iterator[Bug]:
-    """Yield bugs that split projections by another view than (B, L, H, d), or merge heads by another view."""
+    """Yield bugs that split projections by a view other than (B, L, H, d), or merge heads by a wrong view."""
     for order in ("".join(one) for one in permutations(AXES)):
         split = {name: partial(_split, order) for name in SPLIT.values()}
         shape = f"({', '.join(order)})"
@@ -77,7 +77,7 @@ def _viewed(order: str, by_name: bool, state: State, beneath: Step) -> NDArray:
 
 
 def pasts() -> Iterator[Bug]:
-    """Yield bugs that reorder the items, heads or keys of the past, in keys and values alike."""
+    """Yield bugs that reorder the items, heads or positions of a cache, in past keys and values alike."""
     axes = PLACES["past_keys"].axes
     for (place, name), (slug, (words, rule)) in product(enumerate(axes[:-1]), RULES.items()):
         change = change_of(name, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
@@ -157,7 +157,7 @@ def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug that adds a number to the sum that softmax divides by; `less_highest`: of exp(score - maximum)."""
+    """Return the bug that adds a number to the softmax's sum, which is of exp(score - maximum) if `less_highest`."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])

@@ -109,7 +109,7 @@ class Asker:
 
     @property
     def slow(self) -> bool:
-        """Return whether the subject's calls take so long that it should be asked fewer questions."""
+        """Return whether the subject's calls take so long that it should be run on fewer problems."""
         return self.spent - self._longest > SLOW * self.questions
 
     @property

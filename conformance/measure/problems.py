@@ -39,7 +39,7 @@ def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Probl
 def of_layer(
     make: Callable[..., Problem], query_len: int, key_len: int, config: AttentionConfig = MANY_HEADS
 ) -> Problems:
-    """Return a function: asker -> [a problem of one layer, by default of 12 heads]; [] if the weights are fixed."""
+    """Return a function: asker -> [make(config, ...)]; [] if its subject's weights are fixed. Default: 12 heads."""
     made = partial(make, config, query_len=query_len, key_len=key_len)
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
@@ -59,7 +59,7 @@ def bias_alone(name: str) -> Problems:
 
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
-    """Return a call with more queries and keys than a head has channels. Key 0 scores 0; queries differ in size."""
+    """Return a problem with more queries and keys than channels of a head. Key 0 scores 0; queries' norms differ."""
     lengths: dict[str, Any] = {
         "query_len": max(query_len, config.head_dim + 3),
         "key_len": max(key_len, config.head_dim + 3),
@@ -288,7 +288,7 @@ def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problem
 
 
 def dropped(config: AttentionConfig, rate: float, batch: int, *, training: bool = True) -> Problem:
-    """Return a call of a layer with dropout; the call has a keep-mask if it is `training`."""
+    """Return a random problem with a rate of dropout; if `training`, the call has a keep-mask."""
     shape = (batch, config.num_heads, *SMALL)
     keep = np.random.default_rng(batch).random(shape) >= max(rate, 0.3) if training else None
     return generic(replace(config, dropout=rate), seed=1, batch=batch, dropout_keep=keep)
@@ -316,7 +316,7 @@ def masked_dropout(asker: Asker) -> list[Problem]:
 def with_past(
     config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None, **how: Any
 ) -> Problem:
-    """Return a random call with `past` keys of the past (0: none) and `new` new ones; by default Lq is their sum."""
+    """Return a random problem with `past` cached keys (0: none) and `new` new keys; by default Lq = past + new."""
     problem = generic(config, batch=batch, **{"query_len": past + new, **how}, key_len=new)
     rng = np.random.default_rng([past, new, batch])
     of_each = (batch, config.num_kv_heads, past)

@@ -114,8 +114,8 @@ class Probing:
     """A search for the models (tuples of bugs in the reference) that reproduce every answer of one subject.
 
     Args:
-        asker: asks the subject.
-        zoo: the bugs on file.
+        asker: the Asker of the subject.
+        zoo: the bugs to try.
         suffices: model -> whether it also fits everything else that is known of the subject.
         like: problems. An isolating problem runs only if all its features (a past, say) occur in these. None: all run.
         progress: called with a text on what is being done.
@@ -139,7 +139,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Run the probes; return a Measured with the models that reproduce every answer: of `start`, else others."""
+        """Run the probes; return a Measured with the models that reproduce every answer: of `start`, or new ones."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:

@@ -34,7 +34,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """The solution of G groups of equations: unknowns (G, U), residuals (G, E), and bool (G, U), what is determined."""
+    """The solution of G groups of equations: unknowns (G, U), residuals (G, E), bool (G, U) of determined unknowns."""
 
     found: NDArray
     left: NDArray

@@ -154,5 +154,5 @@ class RotaryVector(Vector):
 
 
 def rotary_vectors() -> list[RotaryVector]:
-    """Return every case of RotaryEmbedding; SpecError if onnx is not installed."""
+    """Return every ONNX test case of RotaryEmbedding. Raises SpecError if onnx is not installed."""
     return load_vectors(RotaryVector, "RotaryEmbedding", "test_")

@@ -115,7 +115,7 @@ def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
 
 
 def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
-    """Return the call with other arrays, by the names of `input_arrays`, in place of its own."""
+    """Return a copy of the call with these arrays, named as in `input_arrays`, in place of its own."""
     own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
     nested = {name: getattr(inputs, name) for name in ("mask", "rotary")}
     given = {name: x and x.map_arrays(lambda name, array: arrays[name]) for name, x in nested.items()}

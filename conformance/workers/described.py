@@ -104,7 +104,7 @@ class RemoteSession:
 
     Args:
         process: the process in which the layer is prepared.
-        source: how the layer's subject is made there.
+        source: the function (its name, its arguments) that returns the layer's subject there.
         problem: a problem with the layer's config and weights.
         limit: seconds that one answer may take.
     """

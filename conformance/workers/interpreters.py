@@ -83,7 +83,7 @@ def interpreters(
     say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
     switch: str = "--python",
 ) -> dict[str, str]:
-    """Return backend or subject -> path of its Python, from options NAME=PATH, else from a file in this folder.
+    """Return backend or subject -> path of its Python, from options NAME=PATH, else the current folder's file.
 
     The file (mha.toml or pyproject.toml) may be somebody else's. So the user is shown its content, and asked once for
     each path and content.

@@ -54,7 +54,7 @@ class Unreadable(ValueError):
 
 
 def sendable(cls: Class) -> Class:
-    """Return the class, marked as sendable; a decorator for dataclasses, and for errors made of their text alone."""
+    """Mark a class as sendable and return it; a decorator for dataclasses, and for errors that have only a text."""
     _classes[cls.__name__] = cls
     return cls
 

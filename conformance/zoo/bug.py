@@ -54,7 +54,7 @@ class Contradiction(DoesNotApply):
 
 @dataclass(frozen=True, eq=False)
 class Bug:
-    """One bug.
+    """A bug: a way of getting attention wrong, as replaced steps of the reference.
 
     Args:
         id: its name, in kebab-case.
@@ -305,7 +305,7 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
 
 
 def of_past(name: str, change: Change, where: Where) -> Steps:
-    """Return {name: step} for "keys" or "values", with `change(state, past)` in place of a past (B, G, Lp, d or dv)."""
+    """Return {name: step} for "keys" or "values", with `change(state, past)` for a cached past (B, G, Lp, d or dv)."""
 
     def changed(state: State, right: NDArray) -> NDArray:
         past = state.sizes.past_len

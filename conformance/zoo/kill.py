@@ -140,7 +140,7 @@ def _shows(case: Case, dtype: str) -> Shows:
 
 
 def smallest_cover(names: Sequence[str], sets: Collection[frozenset[str]]) -> tuple[str, ...]:
-    """Return the fewest names such that every set that is not empty holds one of them.
+    """Return the fewest names such that every non-empty set holds at least one of them.
 
     >>> smallest_cover(["a", "b", "c"], [frozenset("ab"), frozenset("bc"), frozenset("c"), frozenset()])
     ('a', 'c')
