@@ -50,7 +50,7 @@ TOO_LATE = re.compile(r"(?:call 1 of [\w-]+ \(.*?\): )?(no (?:answer|sign of lif
 
 
 def too_late(result: Result) -> str:
-    """Return the words of a timeout, such as "no answer within 60 s", if the subject gave no answer at all; else ""."""
+    """Return the timeout that a result's message reports, such as "no answer within 60 s"; "" if there is none."""
     found = TOO_LATE.match(result.message) if result.status == "failed" else None
     return "" if found is None else found[1]
 
@@ -81,15 +81,15 @@ class _Patience:
 
 @dataclass(frozen=True)
 class CaseUnit(Unit):
-    """Work for a worker process: cases of the suite for one subject. The answer to each case is its Result.
+    """A unit of work for a worker process: cases to run on one subject (the tested layer). Each case gives a Result.
 
     Args:
-        subject: the subject, or its stand-in from `conformance.workers.described` if it is in another process.
-        cases: ids of the table or of random cases, or whole cases that can be pickled.
-        before: one more case, which is run first, and again after the first of `cases`; None: no such case.
-        known: the listed deviations that these cases must show.
-        again: how often each case is repeated: "in every way", and so on.
-        series: a name for all units of one run and one subject; "" for a unit by itself.
+        subject: the subject; for one in another process, its stand-in from `conformance.workers.described`.
+        cases: ids of cases, or picklable case objects.
+        before: a case to run first, and again after the first of `cases`; None: no such case.
+        known: the table of known deviations. Those that it lists for these cases must occur.
+        again: how a right answer is checked by repeated calls (see `conformance.judging.repeats`).
+        series: a name that all units of one run and one subject share; "" for a single unit.
     """
 
     subject: Any
@@ -162,17 +162,17 @@ def run_apart(
     whole: bool = False,
     plan: Plan | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """Judge every (case, subject) in worker processes; yields (index in `runs`, Result) as they come.
+    """Run every (case, subject) pair in worker processes; yield (index in `runs`, Result) in order of completion.
 
-    If a subject answers none of its first LATE cases in time on this machine, its other cases are not run: they fail,
-    and their messages say why.
+    If a subject times out in its first LATE cases on this machine, its other cases are not run. Their Results have the
+    status "failed" and a message that says why.
 
     Args:
         runs: the pairs (case, subject). Pairs with equal subjects must be neighbours.
         executor, settings: what runs the work, and what worker processes are started with.
-        known: the listed deviations that the cases must show.
-        whole: whether cases are sent as objects, because no table has them by their ids.
-        plan: the plan that says how often each case is repeated. Default: in every way.
+        known: the table of known deviations. Those that it lists for these cases must occur.
+        whole: whether case objects are sent instead of ids, as needed for cases that are in no table.
+        plan: says how right answers are checked by repeated calls. Default: in every way.
     """
     units: list[CaseUnit] = []
     numbers: list[list[int]] = []
@@ -196,7 +196,7 @@ def run_apart(
 
 
 def smallest(case: str, subject: Any) -> Result:
-    """Return the Result of a small random case that a subject fails, shrunk from a larger one that it fails."""
+    """Return a subject's Result in the smallest failing case found by shrinking `case`, the text of a random case."""
     small = shrink(case_from_text(case), lambda other: run_case(other, subject).status in FAILING)
     return run_case(small, subject)
 
@@ -212,7 +212,7 @@ def _named(case: Asked, whole: bool) -> str | Asked:
 
 @cache
 def case_by_id(name: str) -> Asked:
-    """Return the case or the sequence of this id: from the table, or a random case."""
+    """Return the case, random case or sequence of calls that has this id."""
     from conformance.cases.table import select_asked
 
     return case_from_text(name) if is_case_text(name) else select_asked((name,))[0]
@@ -220,7 +220,7 @@ def case_by_id(name: str) -> Asked:
 
 @cache
 def shelf() -> Shelf | None:
-    """Return the cache of expected answers on disk, which processes share; None if MHA_COMPILE_CACHE is "off"."""
+    """Return the cache on disk of expected answers, shared by all processes; None if MHA_COMPILE_CACHE is "off"."""
     folder = kept_folder()
     if folder is None:
         return None

@@ -37,13 +37,12 @@ T = TypeVar("T", bound=Named)
 
 
 def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
-    """Return the things whose id matches one of the patterns (shell wildcards), in their order; without a pattern all.
+    """Return the things whose id matches one of the patterns (shell wildcards), in their order; all without a pattern.
 
     Args:
         things: the cases or bugs to choose from.
         patterns: patterns of ids.
-        unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes. An id that
-            is nearly the pattern follows.
+        unknown: the SpecError's message if nothing matches, with "{}" for the pattern. A similar id is appended.
 
     >>> from types import SimpleNamespace
     >>> shelf = [SimpleNamespace(id=name) for name in ("one-query", "one-key", "long")]

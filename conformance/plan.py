@@ -33,11 +33,11 @@ FAST_IN_WIDE = frozenset(
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of one run: which cases each subject runs, and how often a right answer is checked by a repetition.
+    """A plan of one run: which cases each subject runs, and how right answers are checked by repeated calls.
 
     Args:
         subjects: all subjects of the run.
-        everything: whether each subject runs every case, repeated in every way.
+        everything: whether each subject runs every case, and each right answer is checked in every way.
 
     >>> from conformance.cases.table import select_asked
     >>> from conformance.subjects.backend import ReferenceSubject
@@ -54,7 +54,7 @@ class Plan:
         return [case for case in cases if self._asks(subject, case)]
 
     def again(self, subject: Subject) -> Again:
-        """Return how often a call is repeated after each right answer of the subject."""
+        """Return how calls are repeated after each right answer of the subject: "in every way" to "never"."""
         if self.everything:
             return "in every way"
         if subject.dtype != self._main_dtype(subject):
@@ -63,7 +63,7 @@ class Plan:
         return "in one way" if _path(subject) == FAST and self._has_usual(subject) else "in two ways"
 
     def only_with_all(self, cases: Sequence[Asked]) -> list[str]:
-        """Return a line for each group of cases and repetitions that only a run with `--all` has."""
+        """Return lines on the cases and repeated calls that this run leaves out, and `--all` does not."""
         if self.everything:
             return []
         found = []

@@ -21,10 +21,10 @@ pytest_plugins = ["mha_parity.pytest_plugin"]
 
 
 def register(config: pytest.Config, specs: list[str], marker: str) -> None:
-    """Load the subjects and add the suite to this run; every test of it has the marker.
+    """Load the subjects (MODULE:NAME) and add the suite's tests, each with this marker, to the pytest run.
 
     Raises:
-        pytest.UsageError: an option has a mistake; it ends the run before any test.
+        pytest.UsageError: an option is wrong; this ends the run before any test.
     """
     from conformance.cases.table import select_asked
     from conformance.deviations.known import load
@@ -54,7 +54,7 @@ def register(config: pytest.Config, specs: list[str], marker: str) -> None:
 
 
 class Suite:
-    """The part of the plugin that is registered only if a subject is given."""
+    """The pytest plugin that runs the suite's cases as tests. It is registered only if a subject is given."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Suite:
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the diagnoses, and the dtypes that a subject does not compute in, because no test shows them."""
+        """Print the diagnoses, and a line for each dtype in which a subject does not compute and has no tests."""
         for line in self.left_out:
             terminalreporter.write_line(f"mha: {line}", yellow=True)
         if terminalreporter.config.getoption("--mha-no-diagnosis"):
@@ -91,7 +91,7 @@ class Suite:
             terminalreporter.write_line(self._diagnosis(subject))
 
     def judged(self, case: Asked, subject: RemoteSubject, series: str) -> Result:
-        """Return the result of a case. It is judged in a process that imports nothing of the user's."""
+        """Run a case on a subject and return the Result. The process that judges it imports nothing of the user's."""
         from conformance.case_unit import CaseUnit
         from conformance.workers.execute import execute
 
@@ -115,7 +115,7 @@ class Suite:
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the tests to the run, whether or not there are tests of the user's."""
+        """Add the suite's tests to the collected ones, even if the user has none."""
         by_spec: dict[str, list[RemoteSubject]] = {}
         for subject in self.subjects:
             by_spec.setdefault(subject.spec, []).append(subject)
@@ -126,7 +126,7 @@ class Suite:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, None]:
-        """Report a skipped case at its subject instead of at a line of this file."""
+        """Report a skipped case with its subject as the location, instead of a line of this file."""
         outcome = yield
         report: pytest.TestReport = outcome.get_result()
         if isinstance(item, CaseItem) and report.skipped and isinstance(report.longrepr, tuple):

@@ -26,11 +26,11 @@ Item = TypeVar("Item")
 
 
 def run_case(case: Asked, subject: Subject, known: Deviations | None = None) -> Result:
-    """Return the Result of one subject in one case. An exception of the subject becomes a Result.
+    """Run a case on a subject and return the Result; an exception of the subject becomes a Result too.
 
     Args:
         case, subject: the case, or a sequence of calls, and the subject that runs it.
-        known: the listed deviations that the case must show. Default: none, so that every difference is an error.
+        known: the table of known deviations; those listed for the case must occur. Default: none are known.
     """
     return CaseRunner(subject, known).run(case)
 
@@ -46,10 +46,10 @@ class _Right:
 
 
 class CaseRunner:
-    """A judge of one subject, case after case.
+    """A runner of one subject (a tested layer), which judges its answers case by case.
 
-    A right answer is checked by repeating the call (see `conformance.judging.repeats`), also after the next case: an
-    answer may not depend on earlier calls. `again` says how often.
+    A right answer is checked by repeating the call, also after the next case, because answers may not depend on earlier
+    calls. `again` says how often (see `conformance.judging.repeats`).
     """
 
     def __init__(self, subject: Subject, known: Deviations | None = None, again: Again = "in every way") -> None:

@@ -58,10 +58,10 @@ def bits_of(trace: Trace) -> Bits:
 def twice(
     subjects: Sequence[BackendSubject], patterns: tuple[str, ...], executor: Executor, settings: Settings
 ) -> Iterator[Repeated]:
-    """Run the cases on each subject, forward and backward, on the CPU; yield the result of each, in their order.
+    """Run the cases twice on each subject, forward and backward, on the CPU; yield a Repeated for each, in order.
 
-    This process runs none, because a framework that is loaded already can change how many threads another has
-    (importing MXNet leaves PyTorch with one), and then other bits come out.
+    New processes run them, because a framework that is loaded can change another's number of threads, and so the bits
+    of its results (importing MXNet leaves PyTorch with one thread).
 
     Args:
         subjects: the subjects; those of one backend and dtype are neighbours, and share two processes.

@@ -20,7 +20,7 @@ EVERYTHING, EVERY_GRADIENT = "*", f"{GRADIENT}*"
 
 @dataclass(frozen=True)
 class Deviation:
-    """One entry: a difference of a layer from the definition, and the cases that show it.
+    """A known deviation: how a framework's layer differs from this project's definition, and which cases show it.
 
     Attributes:
         id: its name, in kebab-case.
@@ -29,11 +29,11 @@ class Deviation:
         definition: what the definition says. (In a table's file it is the id of a rule of `mha_core.reference.rules`.)
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
-        versions: requirements, such as torch>=2.0; it happens only if all of them are installed.
-        cases, dtypes, arrays: where it shows: in each of these cases and dtypes, some of these arrays, and no others,
-            are over their bound. If `cases` is empty, no case of the suite can show it.
-        only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
-            oneDNN"; "" if it always happens. An entry with a condition may be seen, but need not.
+        versions: requirements, such as torch>=2.0; the deviation occurs only if all of them are installed.
+        cases, dtypes, arrays: in each of these cases, in each of these dtypes, at least one of these arrays exceeds its
+            error bound, and no other array does. `cases` is empty if no case of the suite can show the deviation.
+        only_where: the condition under which it occurs with these versions, such as "TensorFlow runs without oneDNN";
+            "" if it always occurs. A deviation with a condition may occur in the cases, but need not.
     """
 
     id: str
@@ -81,11 +81,11 @@ class Deviation:
         return tuple(map(Requirement, self.versions))
 
     def why_not_here(self) -> str:
-        """Return why it can't happen here, "not installed: ..." or "other version: ..."; "" if it can."""
+        """Return "not installed: ..." or "other version: ..." if installed packages rule the deviation out; else ""."""
         return self.why_not(installed)
 
     def why_not(self, version_of: Callable[[str], str | None]) -> str:
-        """Return why it can't happen with other packages, as `why_not_here`. `version_of`: package -> version, or None.
+        """Return `why_not_here` for other packages than the installed ones. `version_of`: package -> version, or None.
 
         >>> entry = Deviation("empty-row-is-nan", "torch.nn:SDPA", "", "", "", "", versions=("torch>=2.5",))
         >>> entry.why_not({"torch": "2.4.1"}.get)
@@ -100,7 +100,7 @@ class Deviation:
         return ""
 
     def covers(self, array: str) -> bool:
-        """Return whether this stage or "gradients.NAME" is among its arrays."""
+        """Return whether the deviation lists this array: a stage's name, or "gradients.NAME"."""
         if array in self.arrays or EVERYTHING in self.arrays:
             return True
         return is_gradient(array) and EVERY_GRADIENT in self.arrays
@@ -113,7 +113,7 @@ class Deviation:
 
 @cache
 def installed(package: str) -> str | None:
-    """Return the version of an installed package, or None; nothing is imported."""
+    """Return the version of a package; None if it is not installed. The package is not imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -29,21 +29,20 @@ ENTRY_POINT_GROUP = "mha.deviations"
 
 @dataclass(frozen=True)
 class Deviations:
-    """A table of entries.
+    """A table of known deviations.
 
     Attributes:
         entries: the deviations, in the order of the files.
-        option: the option of `mha check` that reads the same table; "" for this project's own.
+        option: the option of `mha check` that reads the same table; "" for this project's own table.
     """
 
     entries: tuple[Deviation, ...] = ()
     option: str = ""
 
     def listed_for(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
-        """Return the entries that must be seen in this case on this subject, with the installed packages.
+        """Return the deviations that are listed for this subject, case and dtype, and for the installed packages.
 
-        An entry names the subject as `--subject` does, or by the module that defines it; so a layer that is imported
-        under another name has the entries of its own name.
+        A subject is known by its MODULE:NAME as given to `--subject`, and by that of its definition.
         """
         names = {getattr(subject, "spec", ""), getattr(subject, "origin", "")}
         return [
@@ -54,7 +53,7 @@ class Deviations:
 
 
 def load(path: Path | None = None) -> Deviations:
-    """Return this project's table; with `path`, the entries of that file as well.
+    """Return this project's table of known deviations, extended by the TOML file `path` if given.
 
     Raises:
         SpecError: a file can't be read, or an entry is wrong; the message names file, entry and field.
@@ -73,10 +72,10 @@ def load(path: Path | None = None) -> Deviations:
 
 
 def tables() -> list[Path]:
-    """Return the files of all installed tables, in the order of their entry points. No package is imported.
+    """Return the path of every installed `deviations.toml`, in the order of the entry points. No package is imported.
 
     Raises:
-        SpecError: an entry point names a package that is not there, or one without a table.
+        SpecError: an entry point names a package that is not installed, or one without a table.
     """
     found = []
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP)):
@@ -110,10 +109,10 @@ def _own() -> tuple[Deviation, ...]:
 
 
 def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
-    """Return the result with the listed deviations applied.
+    """Return a case's result, changed by the known deviations that are listed for the case.
 
-    The status "different" becomes "deviates" if every array that differs is listed. A listed deviation that was not
-    seen is one more mismatch, and makes the status "different". "failed" stays.
+    The status "different" becomes "deviates" if every array that differs is listed. A listed deviation that did not
+    occur is one more mismatch, and makes the status "different". A status "failed" is kept.
     """
     if not listed or result.status == "failed":
         return result
@@ -134,7 +133,7 @@ def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
 
 
 def accounting(listed: Sequence[Deviation], wrong: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the listed deviations that cover these arrays; () if an array is covered by none."""
+    """Return the ids of the deviations that cover the wrong arrays; () if some wrong array is not covered."""
     if not all(any(entry.covers(name) for entry in listed) for name in wrong):
         return ()
     return tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))

@@ -28,7 +28,7 @@ GRADIENTS = tuple(f"{GRADIENT}{name}" for name in (*LEAVES, *NAMES))
 
 
 def read(text: str, *, source: str) -> tuple[Deviation, ...]:
-    """Return the entries of one file; `source` is its name in messages. Raises SpecError.
+    """Return the deviations in a TOML text; `source` names its file in messages. Raises SpecError.
 
     >>> read("[[deviation]]", source="mine.toml")
     Traceback (most recent call last):
@@ -57,11 +57,11 @@ def check_ids(entries: Iterable[Deviation], *, source: str) -> None:
 
 
 def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
-    """Return the entry that a table describes.
+    """Return the deviation that a TOML table describes.
 
     Args:
-        table: the table that TOML gives.
-        number: its position, from 1, for messages.
+        table: the parsed TOML table.
+        number: its position in the file, from 1, for messages.
         source: the name of the file, for messages.
 
     Raises:

@@ -32,15 +32,15 @@ def diagnosed(
     *,
     progress: Progress = lambda what: None,
 ) -> Brief:
-    """Return a Brief about a subject. Its `status` is 1 if the subject differs, 2 if it was not judged, else 0.
+    """Return a Brief, a diagnosis in words. Its `status` is 1 if the subject is wrong, 2 if it was not judged, else 0.
 
-    A subject that is right when asked once is asked again, as `mha check` does: 0 means that it was right then too.
+    A subject whose first answers are right is called again, as `mha check` does. It is right if these answers are too.
 
     Args:
         subject, experiments, progress: as `conformance.diagnosis.diagnose.diagnose` takes them.
-        cases: ids of all that the subject is asked: cases of the suite, random cases and sequences of calls.
+        cases: ids of cases of the suite, of random cases and of sequences of calls.
         table: the known deviations. A difference that one of them explains is no bug.
-        details: whether the Brief also says what each isolating problem showed.
+        details: whether the Brief also has the result of each isolating problem (a call that few steps can get wrong).
 
     Raises:
         SpecError: the subject could not run a single case.
@@ -92,7 +92,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return `function(*arguments)`, called in another process if subjects run in this one (`settings.here`)."""
+    """Return `function(*arguments)`, called in another process if this one also runs subjects (`settings.here`)."""
     if settings.here:
         found: Answer = call(settings, function, *arguments)
         return found

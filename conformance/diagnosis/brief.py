@@ -49,7 +49,7 @@ FIXES = {  # words of a remark -> what to change
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
-    """Return a diagnosis in words; with `details`, also what each isolating problem showed."""
+    """Return a diagnosis in words; with `details`, also the result of each isolating problem."""
     told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), extent(diagnosis))
     if details and diagnosis.measured is not None:
         told = replace(told, details=tuple(of_problems(diagnosis.measured)))
@@ -262,7 +262,7 @@ def extent(diagnosis: Diagnosis) -> str:
 
 
 def left_out(diagnosis: Diagnosis) -> list[str]:
-    """Return one line about the cases that were left out, by reason; [] if none was."""
+    """Return a list with one line that counts the cases not judged, with the reasons; [] if there are none."""
     said = []
     for raised, words in ((False, "more, which it does not take"), (True, "that raised")):
         reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
@@ -284,9 +284,9 @@ def shown(mismatch: Mismatch) -> str:
 
 
 def example(diagnosis: Diagnosis) -> list[str]:
-    """Return a line about a plain case that differs; [] if none does.
+    """Return a list with one line on the plainest wrong case; [] if none is wrong.
 
-    If only one case fails, and nothing explains it, the line also says what this case has and no other.
+    If only this case is wrong, and no bug explains it, the line also says what sets it apart from the right cases.
     """
     if diagnosis.mismatch is None and diagnosis.measured is not None and diagnosis.beyond is not None:
         return [f"Example: {_row(diagnosis.measured, diagnosis.beyond, says=False)}."]
@@ -300,7 +300,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def simplest(diagnosis: Diagnosis) -> list[str]:
-    """Return one line on the simplest calls that are wrong, and the last right ones before them; or on right cases."""
+    """Return a list with one line on the simplest kind of calls that is wrong; if none is, on cases that are right."""
     rows = () if diagnosis.measured is None else diagnosis.measured.outcomes
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:
@@ -310,7 +310,7 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_precision(diagnosis: Diagnosis) -> str:
-    """Return one line on what shows that the subject computes in a narrower dtype than its own."""
+    """Return one line with the evidence that the subject computes in a narrower dtype than it should."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     alone = ", and already with one key, whose weight is 1" * (diagnosis.rounds == "heads")
@@ -320,7 +320,7 @@ def of_precision(diagnosis: Diagnosis) -> str:
 
 
 def heading(diagnosis: Diagnosis) -> str:
-    """Return the heading of the bugs that are named, such as "Cause" or "Likely cause"; "" if none are."""
+    """Return the heading for the bugs that were found, such as "Cause" or "Likely cause"; "" if none was found."""
     if diagnosis.explanations:
         return "Cause" * bool(diagnosis.explanations[0].bugs)
     return ("Cause in every ordinary case" if diagnosis.ordinary else "Likely cause") * bool(diagnosis.partly)
@@ -369,7 +369,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
-    """Return one line on failing cases that the cause in plain calls does not explain, and what to declare."""
+    """Return one line: how many failing cases the cause in plain calls does not explain, and how to declare them."""
     others = len(diagnosis.failing) - len(plain.failing)
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
@@ -379,7 +379,7 @@ KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size o
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
-    """Return one line about the failing cases that the likely cause does not explain; [] if there are none."""
+    """Return a list with one line on the failing cases that the likely cause does not explain; [] if there are none."""
     told = () if diagnosis.explanations or diagnosis.nans else diagnosis.partly
     left = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
     kinds = [[miss.case for miss in left if miss.extremity == extremity] for extremity in range(len(KINDS))]
@@ -388,21 +388,21 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_others(diagnosis: Diagnosis) -> list[str]:
-    """Return a line about arrays that the cause does not explain though it explains the output; [] if none."""
+    """Return a list with one line on arrays that the cause does not explain though it explains the output; or []."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
 
 
 def missed(diagnosis: Diagnosis) -> list[str]:
-    """Return a line for each of the first cases that the likely cause does not explain, with the numbers."""
+    """Return lines on the first cases that the likely cause does not explain: the subject's number and the cause's."""
     return [
         f"  Not in {miss.case}, {miss.message}" for one in diagnosis.partly[:1] for miss in one.misses[:REASONS_SHOWN]
     ]
 
 
 def of_problems(measured: Measured) -> list[str]:
-    """Return a line for each row of isolating problems, with its worst element, and lines about refused ones."""
+    """Return one line for each group of isolating problems, then why the subject refused some of the problems."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

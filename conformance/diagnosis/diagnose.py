@@ -53,35 +53,35 @@ Known = Callable[[Observation], Sequence[str]]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A diagnosis of one subject, the result of `diagnose`.
+    """A diagnosis of one subject (a tested layer): where it differs from the reference, and which bugs explain that.
 
     Attributes:
-        failing, passing: ids of the cases where it differs, and where it is equal.
-        deviating: id of a case where it differs only by listed deviations -> the ids of these deviations.
-        only_extreme: the kinds of cases where it differs (`Observation.extremity`), if it is right in ordinary ones.
-        ended: one line on why the search for a reason ended too early; None if it did not.
+        failing, passing: ids of the cases where it differs from the reference, and of those where it agrees.
+        deviating: id of a case -> ids of the known deviations that account for all that differs there.
+        only_extreme: `Observation.extremity` of the failing cases, if no ordinary case fails; else ().
+        ended: why the search for a cause ended too early, in one line; None if it did not.
         left_out: case id -> why it could not be judged.
-        unasked: the parts of a layer that every failing case has; isolating problems have none of them.
-        raised: ids of the cases in `left_out` in which the subject failed without saying that it can't express them.
-        case: the id of the plainest failing case, of those that are wrong at the earliest stage; "" if none fails.
-        mismatch: the first array over its bound in this case.
+        unasked: the optional parts of a layer that every failing case has. No isolating problem has them.
+        raised: ids of the cases in `left_out` that failed, as opposed to those that the subject declares unsupported.
+        case: the id of the plainest failing case among those wrong at the earliest stage; "" if none fails.
+        mismatch: the first array that exceeds its error bound in `case`.
         alone: in words, what all failing cases have in common but no passing case has; "" if nothing.
-        visible: the names of the arrays that the subject exposes.
-        recorded: whether the subject only gives what was recorded, and can't be asked more.
-        nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
-        stages: each exposed stage before the output -> whether it is wrong (see `shown_stages`).
-        inside: the dtype in which it computes if that is narrower than its own; else None.
-        rounds: "scores" or "heads", if only the stages from this one on are seen to be in that dtype; else "".
-        explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
-        partly: if `explanations` is empty, hypotheses that explain nearly all cases, failing ones and others.
+        visible: the names of the arrays that the subject returns.
+        recorded: whether the subject replays recorded answers, and so can't run further calls.
+        nans: sentences on how its weights differ in rows with a NaN, if nothing else differs (see `nan_weights`).
+        stages: each returned stage before the output -> whether it is wrong (see `shown_stages`).
+        inside: the dtype in which it really computes, if that is narrower than its declared one; else None.
+        rounds: the first stage computed in `inside`, "scores" or "heads", if earlier ones are not; else "".
+        explanations: hypotheses that explain every case and every further call; several if nothing tells them apart.
+        partly: if `explanations` is empty, hypotheses that explain nearly all cases.
         ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.
-        plain: the diagnosis of calls without what a layer may overlook (`extras_of`), if `partly` explains all.
+        plain: the diagnosis of plain calls (without the features of `extras_of`), if a bug explains them; else None.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
-        measured: what isolating problems showed; None if the subject was not asked more than the cases.
-        located: the first wrong step, if nothing explains everything and the step could be found.
+        measured: the results of isolating problems (calls that few steps can get wrong); None if only cases were run.
+        located: the first wrong step, if it was found and no hypothesis explains everything; else None.
         again: the diagnosis of second calls, if the subject is right only in the first call; else None.
-        extras: what the failing cases have that a layer may overlook, in words.
-        form, formed: if all outputs have another form: that form, and the diagnosis of the outputs as (B, Lq, Do).
+        extras: the features of failing cases that a layer may overlook, in words.
+        form, formed: if all outputs have another layout: that layout, and the diagnosis of them as (B, Lq, Do).
     """
 
     subject: str
@@ -117,7 +117,7 @@ class Diagnosis:
 
     @property
     def first_step(self) -> str | None:
-        """Return the stage of the first wrong step: by `Behaviour.shared`, `located` or exposed stages; else None."""
+        """Return the stage of the first wrong step, from `measured`, `located` or `stages`; None if unknown."""
         if self.measured is not None and self.measured.behaviour.shared is not None:
             return self.measured.behaviour.shared
         located = None if self.located is None else self.located.stage
@@ -129,7 +129,7 @@ class Diagnosis:
 
     @property
     def first_stage(self) -> str | None:
-        """Return the first wrong stage: by the best explanation, else `rounds`, `first_step`, `partly` or `closest`."""
+        """Return the first wrong stage, by `explanations`, `rounds`, `first_step`, `partly` or `closest`; else None."""
         if self.again is not None:
             return self.again.first_stage
         return stage_of(self.explanations) or self.rounds or self.first_step or stage_of((*self.partly, *self.closest))
@@ -146,12 +146,12 @@ class Diagnosis:
 
     @property
     def is_usual_beyond(self) -> bool:
-        """Return whether only extreme cases differ, but a further call of ordinary numbers differs too."""
+        """Return whether all failing cases are extreme, but a further call with ordinary numbers is wrong too."""
         return bool(self.only_extreme and self.measured and self.measured.is_usual)
 
     @property
     def beyond(self) -> ProbeResult | None:
-        """Return the first row of isolating problems in which the subject differs, if no case fails; else None."""
+        """Return the first group of isolating problems that the subject gets wrong, if no case fails; else None."""
         return None if self.failing or self.measured is None else self.measured.first
 
 
@@ -168,19 +168,16 @@ def diagnose(
 ) -> Diagnosis:
     """Run the subject on the cases, look for the bugs that explain its answers, and return the Diagnosis.
 
-    The cases that differ are found first. If the search for a reason then raises, or takes longer than LONGEST, its
-    last finding is kept, and `ended` says why it ended.
+    If the search raises, or takes more than LONGEST seconds, its last finding is returned, and `ended` says why.
 
     Args:
         subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        cases: at least one case; the more there are, the fewer hypotheses are left. Hypotheses are tried on expensive
-            cases last; and on an expensive case that passes, only if they fit all other cases.
-        bugs: the zoo to choose from. Default: all of it.
-        runs: the runs of hypotheses from an earlier diagnosis with equal cases and dtype.
-        experiments: whether the subject is asked more than the cases; or the Asker that asks it. A subject that only
-            gives what was recorded is not asked.
-        known: observation -> ids of the listed deviations that account for it; such a difference is no bug.
-        progress: is called with a text on what is being done.
+        cases: at least one case. More cases exclude more hypotheses. Expensive cases are tried last.
+        bugs: the bugs to choose from. Default: all of this project's list (the zoo).
+        runs: the cache of an earlier diagnosis with equal cases and dtype: runs of the reference with bugs.
+        experiments: whether further calls are run, or the Asker that runs them. A recorded subject gets none.
+        known: observation -> ids of the known deviations that account for its difference, which is then no bug.
+        progress: called with a text on what is being done.
 
     Raises:
         SpecError: the subject could not run a single case.

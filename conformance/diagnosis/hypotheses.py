@@ -38,12 +38,12 @@ class Miss:
 
 
 class Evidence:
-    """A measure of how well hypotheses fit each case of one subject.
+    """A test of which cases of one subject a hypothesis (the reference with some bugs) explains.
 
     Args:
         runs: the runner of the hypotheses.
         dtype: the subject's dtype.
-        inside: the dtype in which the subject really computes, and which the bounds are for; None if it is `dtype`.
+        inside: the narrower dtype in which the subject really computes; error bounds are then for it. None: `dtype`.
     """
 
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
@@ -98,7 +98,7 @@ class Evidence:
         return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Return the Miss of these bugs in a case: the output or, if they explain that, the first array they don't."""
+        """Return a Miss: the first array of a case, beginning with the output, that these bugs don't explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
@@ -115,7 +115,7 @@ class Evidence:
         return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
-        """Return whether a bug changes an array that the subject exposes; True too if it can't be made in this case."""
+        """Return whether a bug changes an array that the subject returns in a case; True if it can't be made there."""
         arrays = self.runs.arrays(observation, (bug,))
         if self.runs.is_unchanged(observation, arrays):
             return False
@@ -124,7 +124,7 @@ class Evidence:
     def alike(
         self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
     ) -> bool:
-        """Return whether two runs agree in all arrays that the subject exposes."""
+        """Return whether two runs agree, within rounding, in all arrays that the subject returns."""
         return arrays is not None and all(
             name in arrays and self.close(observation, name, arrays[name], others[name]) for name in observation.arrays
         )
@@ -156,9 +156,9 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """Return the dtype by whose errors the subject is judged, if that is narrower than the subject's own; else None.
+    """Return the narrower dtype whose error bounds the subject gets; None if it gets those of its own dtype.
 
-    Either all its numbers are of that dtype, or its listed deviations from float64 are no larger than float32's errors.
+    That is so if its outputs are exact in the narrower dtype, or its deviations from float64 fit float32's bounds.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -183,14 +183,13 @@ compared, and that are shown."""
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A hypothesis: bugs, and the cases that they explain. Without a bug, only the precision is wrong.
+    """A hypothesis: the subject computes as the reference with these bugs. Without bugs, only the precision is wrong.
 
     Attributes:
         explained, total: the number of cases that it explains, and of all cases.
         failing, of_failing: the number of failing cases that it explains, and of all failing cases.
         misses: the cases that it does not explain, failing ones first, each with the array that shows it.
-        others: array -> number of explained cases in which the subject's array differs from the hypothesis's, which
-            changes no output.
+        others: array -> in how many explained cases the subject's array differs though its output agrees.
         late: the bugs that show in no failing case of the plainest kind (`Observation.extremity`); they are named last.
     """
 
@@ -210,7 +209,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return the best models, at most SHOWN: those with the fewest bugs, and among these with the most from the zoo."""
+    """Return at most SHOWN models (tuples of bugs): those with the fewest bugs, of these with the most from the zoo."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -263,7 +262,7 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that give every array of the subject in every case; if none, the `explained` ones."""
+        """Return the candidates that reproduce every array in every case; if none does, those that are `explained`."""
         explained = [bugs for bugs in candidates if self.explained(bugs)]
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained
@@ -280,9 +279,9 @@ class Search:
         return not (self.failing and bugs) or any(self._explains(one, bugs) for one in self._numbers)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
-        """Return pairs of bugs that together change every failing case; those that change few passing ones come first.
+        """Return pairs of bugs that together change every failing case; pairs that change few passing cases come first.
 
-        With `ordinary`, they need not change extreme cases, in which a layer may differ for another reason.
+        With `ordinary`, pairs need not change extreme cases, in which a layer may differ for another reason.
         """
         some = self._decisive if ordinary else self.failing
         failing, needed = (
@@ -314,7 +313,7 @@ class Search:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
-        """Return the bugs that are needed: without one of them, some case or further call would not be explained."""
+        """Return the bugs that are needed to explain every case and further call; others are left out."""
         for bug in bugs if len(bugs) > 1 else ():
             rest = tuple(other for other in bugs if other is not bug)
             if self.further(rest) and self.wholly([rest]):
@@ -322,9 +321,9 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models whose bugs change not much more than the bugs of the model that changes least.
+        """Return the models whose bugs, run singly, change the right output least, up to a factor of MUCH_MORE.
 
-        For example, a causal mask that is inverted and transposed is the causal mask without its diagonal: one bug.
+        For example, "causal mask inverted and transposed" is dropped: it equals "causal mask without its diagonal".
         """
 
         def change(bug: Bug) -> float:
@@ -350,7 +349,7 @@ class Search:
         return [one for one, is_alike in zip(found, alike, strict=True) if is_alike][:SHOWN]
 
     def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
-        """Yield models, `base` with one bug more, that explain the first failing case that `base` does not."""
+        """Yield every model (`base` and one more bug) that explains the first failing case that `base` does not."""
         missing = next((one for one in self.failing if not self._explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)
@@ -364,7 +363,7 @@ class Search:
     def gain(self, bugs: Model) -> float:
         """Return (ordinary failing cases explained - passing cases broken) / ordinary failing cases.
 
-        The result is 0 as soon as it can't reach CLOSEST any more.
+        The result is 0 if too few cases are explained to reach CLOSEST.
         """
         explained, left = 0, len(self._decisive)
         for one in self._decisive:
@@ -378,7 +377,7 @@ class Search:
         return (explained - sum(not self._explains(one, bugs) for one in right)) / len(self._decisive)
 
     def of_large_cases(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
-        """Return hypotheses of one bug that explain every failing case (all are large), but not every smaller one."""
+        """Return one-bug hypotheses that explain every failing case (all are large) but not every smaller case."""
         some = [bug for bug in zoo if all(self._explains(one, (bug,)) for one in self.failing)]
         found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
         return [one for one in found if one.explained == found[0].explained][:SHOWN]

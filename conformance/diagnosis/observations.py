@@ -35,9 +35,9 @@ class Observation:
 
     @cached_property
     def extremity(self) -> int:
-        """Return 0 for an ordinary case, 1 for one with rows without a key, 2 for sizes of 0, NaN or infinity.
+        """Return 0 for an ordinary case, 1 if a row has no allowed key, 2 if a size is 0 or an input NaN or infinite.
 
-        Layers that agree in ordinary cases often differ in these.
+        Layers that agree in ordinary cases often differ in the others.
         """
         inputs = self.wanted.problem.inputs
         given = [array for name, array in inputs.leaves().items() if name in FLOATS]
@@ -61,7 +61,7 @@ Arrays = dict[str, NDArray] | None
 
 
 class Runs:
-    """A runner of the reference with bugs in it, case by case; it caches the results (see `Variants`)."""
+    """A runner of the reference with bugs, case by case. It caches the results (see `Variants`)."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, bool, tuple[str, ...]], Arrays] = {}
@@ -69,10 +69,10 @@ class Runs:
         self._variants = Variants()
 
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
-        """Return name -> array of a case run with the bugs: each stage, and each gradient if the subject shows some.
+        """Run the reference with bugs on a case; return name -> array, with gradients if the subject returned some.
 
-        Bugs that can't be put in (a wrong bias in a layer without biases) are left out; if all are, the result is None.
-        It is {} if bugs contradict each other. For a recorded call, it has only the stages that were recorded.
+        Bugs that can't be made in the case (a wrong bias in a layer without biases) are left out. The result is None if
+        all are left out, and {} if bugs contradict each other. A recorded call gives only the recorded stages.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
@@ -94,7 +94,7 @@ class Runs:
         return self._latest[1]
 
     def is_unchanged(self, observation: Observation, arrays: Arrays) -> bool:
-        """Return whether the arrays are the same objects that the run without a bug gave; in most cases they are."""
+        """Return whether `arrays` is the dict of the run without bugs: the same object, not an equal one."""
         gradients = observation.shows_gradients
         return arrays is not None and arrays is self._variants.kept(observation.wanted.problem, gradients=gradients)
 
@@ -109,7 +109,7 @@ class Runs:
 
 
 def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tuple[str, ...]]:
-    """Return a function: observation -> ids of listed deviations that account for all that differs; () if none do."""
+    """Return a function: observation -> ids of known deviations that cover all wrong arrays; () if one is uncovered."""
 
     def known(observation: Observation) -> tuple[str, ...]:
         listed = table.listed_for(subject, observation.case.id, subject.dtype)
@@ -121,10 +121,10 @@ def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tu
 def observe(
     subject: Subject, cases: Iterable[Case]
 ) -> tuple[list[Observation], dict[str, CannotExpress | SubjectFailed]]:
-    """Run every case. Return the observations, and for each case that could not be run, id -> why.
+    """Run the subject on every case. Return the observations, and case id -> error for each case without an answer.
 
     Raises:
-        SpecError: the subject answered none of the first LATE cases in time: the other cases would wait as long.
+        SpecError: the subject timed out in LATE cases before it answered any.
     """
     observations: list[Observation] = []
     left_out: dict[str, CannotExpress | SubjectFailed] = {}
@@ -146,11 +146,11 @@ def observe(
 
 
 def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
-    """Return each stage before the output that is shown in some case -> whether it is wrong.
+    """Return stage -> whether it is wrong, for each stage before the output that the subject returns in some case.
 
-    A stage that differs is not wrong, but means another array, if it is a multiple of the right one, such as scaled
-    queries; if the output is right in a quarter or more of the ordinary cases in which the stage differs; or if the
-    stage is right in all ordinary cases, though the output is wrong in some.
+    A stage that differs is taken for another array of that name, and not as wrong, if it is a multiple of the right one
+    (scaled queries), if the output is right in a quarter of the ordinary cases where the stage differs, or if the stage
+    is right in all ordinary cases though the output is wrong in some.
     """
     found: dict[str, bool] = {}
     usual = any(m.stage == "output" for one in observations if one.extremity == 0 for m in one.mismatches)

@@ -19,7 +19,7 @@ class Mismatch:
     """One array that differs from the expected one, described at its worst element.
 
     `stage` is a stage's name, or "gradients.NAME". `index` is None where shapes, dtypes or names differ, and `message`
-    says so. `call` says which repetition differs (see `conformance.judging.repeats`), "" if the first answer does.
+    says so. `call` names the repeated call that differs (see `conformance.judging.repeats`); "" for the first call.
     """
 
     stage: str
@@ -122,8 +122,8 @@ def _pairs(actual: Trace, expected: Trace, mismatches: list[Mismatch]) -> list[t
 def in_float64(trace: Trace, dtype: str) -> tuple[str, ...]:
     """Return the names of float64 arrays in a run in another dtype; none if `dtype` is "float64".
 
-    A user's own function may return them unintentionally: in NumPy 2, x / np.sqrt(8) is float64 whatever x is. Their
-    numbers are compared under the bound of the run's dtype.
+    A user's own function may return them unintentionally: in NumPy 2, x / np.sqrt(8) is float64 even for a float32 x.
+    They are compared under the bounds of the run's dtype.
 
     >>> in_float64(Trace(output=np.ones((1, 2, 3))), "float32"), in_float64(Trace(output=np.ones((1, 2, 3))), "float64")
     (('output',), ())
@@ -157,7 +157,7 @@ def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
 def check_values(
     name: str, array: NDArray, wanted: NDArray, allowed: NDArray, counts: NDArray
 ) -> tuple[float, Mismatch | None]:
-    """Return the worst error / allowed error where it counts, and the Mismatch if it is over 1."""
+    """Return the worst error / allowed error of the elements where `counts`, and a Mismatch if it is over 1."""
     if not counts.any():
         return 0.0, None
     found = worst(array, wanted, allowed, counts)
@@ -175,7 +175,7 @@ def check_values(
 
 
 def same_bits(arrays: Mapping[str, NDArray], others: Mapping[str, NDArray]) -> bool:
-    """Return whether two answers have the same arrays, bit for bit."""
+    """Return whether two dicts have the same names and equal arrays, bit for bit."""
     return arrays.keys() == others.keys() and all(
         array is others[name]
         or (

@@ -19,7 +19,7 @@ class Worst:
         error, allowed: the error and the allowed error of this element.
         ratio: error / allowed; see `error_ratio`.
         wrong: how many elements have a ratio above 1.
-        largest: the largest error of all, which may be elsewhere.
+        largest: the largest error of all elements.
     """
 
     index: tuple[int, ...] = ()
@@ -31,12 +31,12 @@ class Worst:
 
 
 def worst(array: NDArray, wanted: NDArray, allowed: NDArray | float, counts: NDArray | None = None) -> Worst:
-    """Return the Worst element of two arrays of one shape, under any bound.
+    """Return the element in which two arrays of one shape are furthest apart, relative to the allowed error.
 
     Args:
-        array, wanted: the arrays.
-        allowed: the allowed error of each element, broadcast to them.
-        counts: bool, broadcast to them: the elements that are compared. Default: all.
+        array, wanted: the two arrays.
+        allowed: the allowed error of each element, broadcast to the arrays.
+        counts: bool, broadcast to the arrays: True at the elements to compare. Default: all.
 
     >>> found = worst(np.array([1.0, 2.5, 7.0]), np.array([1.0, 2.0, 6.0]), np.array([0.1, 0.2, 4.0]))
     >>> found.index, found.error, found.ratio, found.wrong, found.largest
@@ -62,7 +62,7 @@ def error_ratio(error: NDArray, allowed: NDArray | float) -> NDArray:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|: from a NaN or an infinity, 0 to the same value, and infinity to anything else."""
+    """Return |array - wanted|; where one of them is NaN or infinite, 0 if both are the same, else infinity."""
     with any_numbers:
         error = np.abs(array - wanted)
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
@@ -105,7 +105,7 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Nearness:
-        """Return the rule for a unit roundoff. `inside`: whether the subject computes in a narrower dtype than it says.
+        """Return the rule for a unit roundoff. `inside`: whether the subject computes in a dtype narrower than its own.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)

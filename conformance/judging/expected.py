@@ -30,7 +30,7 @@ from mha_core.stages import GRADIENT, is_gradient
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The answer to one problem in one precision.
+    """The expected answer to one problem (a layer and one call of it) in one precision.
 
     Attributes:
         problem: the problem rounded to the storage dtype, as subjects get it.
@@ -45,7 +45,7 @@ class Expected:
     where: NDArray[np.bool_]
 
     def judge(self, trace: Trace, dtype: str, *, own: bool = False) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Return name -> worst error / allowed error of a trace in `dtype`, and a Mismatch for each wrong array.
+        """Compare a trace; return name -> worst error / allowed error, and a Mismatch for each wrong array.
 
         `own`: whether float64 arrays are accepted in a run of another dtype, as `compare` does for a user's own code.
         """
@@ -65,9 +65,9 @@ class Expected:
         return is_allowed(name, array, right, self.allowed_error, self.where, dtype)
 
     def surely_allows(self, trace: Trace, dtype: str) -> bool:
-        """Return whether a cheap test shows that all stages of a trace are right; if not, only `judge` can tell.
+        """Return True if a cheap test shows that all stages of a trace are right; if False, only `judge` can tell.
 
-        Rows that may attend to no key are left out.
+        Rows of queries that may attend to no key are not tested.
         """
         least = self.allowed_error.least() if isinstance(self.allowed_error, AllowedError) else {}
         has_key = self.where.any(axis=-1)
@@ -84,7 +84,7 @@ class Expected:
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:
-    """Return the reference's answer to a problem rounded to the storage dtype. Bounds are computed when read."""
+    """Round a problem to the storage dtype; return the reference's answer, whose bounds are computed when read."""
     rounded = problem.rounded(precision.storage)
     state = reference.run_state(rounded.config, rounded.weights, rounded.inputs, sizes=rounded.sizes)
     return Expected(rounded, reference.trace_of(state), AllowedError(state, precision), state["allowed"])
@@ -92,7 +92,7 @@ def answer(problem: Problem, precision: Precision) -> Expected:
 
 @lru_cache(maxsize=512)
 def expected(case: Case, precision: Precision) -> Expected:
-    """Return the answer to a case. It is computed once per precision, however many subjects there are."""
+    """Return the expected answer to a case; it is cached by case and precision."""
     problem = case.build()
     kept = None if _shelf is None else _shelf.get(problem, precision)
     if kept is not None:
@@ -138,7 +138,7 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Store an answer, and return an equal one; its gradients' bounds are stored when the first one is read."""
+        """Store an answer; return an equal one, whose bounds of gradients are computed and stored when first read."""
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))
@@ -214,10 +214,7 @@ _shelf: Shelf | None = None
 
 
 def keep_answers(shelf: Shelf | None) -> None:
-    """Set the cache of the reference's answers for this process, until the next call of this function; None: no cache.
-
-    `expected` looks there first, and stores new answers there.
-    """
+    """Set the cache in which `expected` looks up and stores answers in this process; None: no cache."""
     global _shelf
     _shelf = shelf
 
@@ -240,10 +237,10 @@ CHANGES: Mapping[str, str] = {
 
 
 def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[Mismatch]]]) -> tuple[str, ...]:
-    """Return sentences on how weights differ in rows with a NaN; () if anything else differs in some case.
+    """Return sentences on how weights differ in rows with a NaN or without a key; () if anything else differs.
 
     Args:
-        cases: for each case that differs: expected answer, name -> array that the subject returned, mismatches.
+        cases: for each case that differs: (expected answer, the subject's arrays by name, mismatches).
     """
     found: dict[str, None] = {}
     for wanted, arrays, mismatches in cases:

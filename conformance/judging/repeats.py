@@ -31,12 +31,12 @@ AFTERWARDS = "asked again after another problem"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A repetition of a call, unchanged or with its items in another order.
+    """A repetition of a call, unchanged or with its batch items in another order.
 
     Attributes:
         call: the kind of repetition in words, such as "asked a second time".
         wanted: the expected answer.
-        order: (B,) the number that each item has in the first call; None: the order is the same.
+        order: int (B,), the index that each item has in the first call; None: the order is the same.
     """
 
     call: str
@@ -44,7 +44,7 @@ class Question:
     order: NDArray[np.integer] | None = None
 
     def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
-        """Yield the mismatches of an answer; none if it has the same bits as the first answer, which was right."""
+        """Yield the mismatches of `trace`, the repeated call's answer; none if its bits equal those of `first`."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
@@ -56,7 +56,7 @@ class Question:
 
 @lru_cache(maxsize=512)
 def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
-    """Return the repetitions, in order, of the call that `wanted` answers; they are made once for all subjects."""
+    """Return the repetitions, in order, of the call whose expected answer is `wanted`. They are cached."""
     if again == "never":
         return ()
     if again == "in one way":  # the other way is to ask the case before once more
@@ -70,7 +70,7 @@ def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:
-    """Return the expected answer to the problem with its batch items in another order."""
+    """Return the expected answer to the same problem with its batch items in the order `order`."""
     problem = wanted.problem
     return Expected(
         replace(problem, inputs=take_items(problem.inputs, order)),

@@ -14,19 +14,18 @@ Status = Literal["equal", "deviates", "different", "failed", "unsupported"]
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one case on one subject.
+    """The outcome of one case on one subject (a tested layer).
 
     Attributes:
         ratios: stage, or "gradients.NAME" -> worst error / allowed error; at most 1 where equal.
-        recorded: for trained weights, recorded stage -> the worst absolute difference from the original
-            implementation.
+        recorded: for trained weights, stage -> worst absolute difference from the original implementation's recording.
         mismatches: one for every array that differs.
         message: one line for a subject that failed to run, can't express the case, or deviates as listed; else "".
         judged: the stages and "gradients.NAME" that the subject returned, which were compared.
         gradients_asked: whether the case asks for gradients.
         selector: the options of `mha check` that choose the subject.
-        deviations: the ids of the listed deviations that were seen.
-        gone: the ids of listed deviations that this case should show and did not.
+        deviations: the ids of the known deviations that occurred.
+        gone: the ids of known deviations that are listed for this case and did not occur.
         kept: a sentence on what the layer wrongly carries over from call to call; "" if nothing, or for a single call.
         left_out: for a sequence of calls, reason -> the calls, in words, that can't be expressed for that reason.
         in_float64: the names of arrays that a user's code gave in float64 though the run has another dtype.
@@ -67,12 +66,12 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether each mismatch is a listed deviation that no longer happens: only the table is wrong."""
+        """Return whether every mismatch is a known deviation that no longer occurs: only their table is wrong."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property
     def wrong_at_once(self) -> bool:
-        """Return whether the first answer was wrong; a listed deviation that did not happen does not count."""
+        """Return whether the first call's answer was wrong; a known deviation that did not occur does not count."""
         return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,11 +35,10 @@ class Judged:
         mismatches: one for every array that differs; `Mismatch.call` is "" where a newly prepared layer differs too.
         names: the stages and gradients that were compared, as keys.
         failed: why a call had no answer; "" if all had.
-        left_out: why the subject can't express some steps -> the words of these steps.
+        left_out: reason -> descriptions of the steps that the subject can't express for that reason.
         steps: the steps that were run.
-        kept_at: position in `steps` of the step that is wrong only after the others; None if there is none.
-        kept: a sentence on what the subject wrongly carries over between calls, if every answer was right at first;
-            else "".
+        kept_at: index in `steps` of a step that is wrong only after earlier ones; None if there is none.
+        kept: a sentence if a later call overwrote an array that was returned and right; else "".
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -53,7 +52,7 @@ class Judged:
 
 
 def judge(sequence: CallSequence, subject: Subject) -> Judged:
-    """Return the judgement on a subject's answers to all calls of a sequence."""
+    """Run all calls of a sequence on a subject, and return the judgement on its answers."""
     found = Judged()
     steps = sequence.steps(few_shapes=getattr(subject, "slow_to_prepare", False))
     outcomes = _outcomes(subject, steps, Turn())
@@ -98,7 +97,7 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
 
 
 def play(subject: Subject, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
-    """Yield each step and its outcome (the answers, or why there are none), on layers prepared for the steps."""
+    """Run steps on newly prepared layers; yield (step, outcome). An outcome is a list of answers, or an error."""
     return zip(steps, _outcomes(subject, steps), strict=False)
 
 

@@ -25,7 +25,7 @@ MASKS = {"valid_lens": "lengths", "allowed": "a keep-mask", "causal": "a causal 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One call, on whose sizes and features a change may depend. Calls with equal config and sizes compare equal."""
+    """The config, sizes and inputs of one call. Instances with equal config and sizes compare equal."""
 
     config: AttentionConfig
     sizes: CallSizes
@@ -39,7 +39,7 @@ class Setting:
 
     @cached_property
     def has(self) -> frozenset[str]:
-        """Return the names of FEATURES and of MASKS that the layer and the call have."""
+        """Return the optional features that the layer and the call use, by their names in FEATURES and MASKS."""
         mask = self.inputs.mask
         masks = (name for name in MASKS if getattr(mask, name) is not None and getattr(mask, name) is not False)
         return frozenset((*(row.name for row in FEATURES if row.present(self.config, self.inputs)), *masks))
@@ -79,7 +79,7 @@ Apply = Callable[[NDArray, tuple[str, ...], Setting], NDArray]
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One change of an array.
+    """A change of an array, such as a factor or a reordering.
 
     Args:
         slug: a name in kebab-case that no other change has, with its numbers: "times-0.9", "heads-reversed".
@@ -94,7 +94,7 @@ class Change:
     fix: str = ""
 
     def made(self, array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        """Return the changed array; an empty array is returned as it is. Bools become 0.0 and 1.0."""
+        """Return the changed array. Bools are first converted to 0.0 and 1.0; an empty array is returned unchanged."""
         if not array.size:
             return array
         with any_numbers:
@@ -181,7 +181,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield sets that contain all wrong calls and no right one: given by one feature, by two, then by sizes."""
+    """Yield sets of calls with every wrong call and no right one, defined by one feature, two features or sizes."""
     if not right or not wrong:
         return
 
@@ -203,7 +203,7 @@ PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
     """Return at most MOST_KINDS kinds of calls, in words, that together contain every wrong call and no right one.
 
-    The result is () if there are none, or as many kinds as wrong calls.
+    The result is () if there are no such kinds, or as many kinds as wrong calls.
     """
     traits = [_traits(one) for one in wrong]
     fine = set().union(*map(_traits, right))
@@ -220,7 +220,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return in words what wrong calls have and right calls lack; "" if nothing, or only the sizes of several calls."""
+    """Return in words the features that wrong calls have and right calls lack (also sizes of a single call); or ""."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

@@ -64,10 +64,10 @@ SHORT, DENOMINATOR = 4, 16
 
 @dataclass(frozen=True)
 class Expression:
-    """A number that may depend on sizes.
+    """A constant, or a formula in the sizes of a call.
 
     name: the formula, such as "sqrt(head_dim / query_dim)".
-    words: `name`, and the sizes that equalled those in `name` in every measured call. at: call -> the number there.
+    words: `name`, with any sizes that equalled those in `name` in all measured calls. at: call -> the formula's value.
     """
 
     words: str
@@ -81,7 +81,7 @@ class Expression:
 
 
 def neat(number: float, tolerance: float = CLOSE) -> tuple[str, float]:
-    """Return (words, value) of a short number within the tolerance, such as ("0.1", 0.1); else of the number itself.
+    """Return (text, value) of a short decimal, fraction or constant within the relative tolerance; else of the number.
 
     >>> neat(0.97), neat(1 / 3), neat(-0.6931471805599453), neat(0.123456789)
     (('0.97', 0.97), ('1/3', 0.3333333333333333), ('-ln 2', -0.6931471805599453), ('0.123457', 0.123456789))

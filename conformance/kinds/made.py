@@ -52,14 +52,14 @@ def is_measured(bug: Bug) -> bool:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Return a context without NumPy's warnings, for runs with guessed numbers: an overflow there needs no warning."""
+    """Return a context that silences NumPy's warnings, for runs with guessed numbers that may overflow."""
     with warnings.catch_warnings(), any_numbers:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.(measure|kinds)\.")
         yield
 
 
 def stage_of(step: str) -> str:
-    """Return the first stage that shows a change of a step.
+    """Return the first stage (such as "scores") whose array changes if a step of the reference is changed.
 
     >>> stage_of("similarity"), stage_of("allowed"), stage_of("d_keys")
     ('scores', 'weights', 'gradients')
@@ -71,13 +71,13 @@ def stage_of(step: str) -> str:
 
 
 def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, stage: str = "") -> Bug:
-    """Return a measured bug.
+    """Return a bug built from measurements of a layer.
 
     Args:
         slug: the end of its id, such as "similarity-times-scale". Equal changes must have equal slugs.
-        sentence, fix: what was measured, with its number; what to change, or "" where that is not known.
+        sentence, fix: what was measured, with its number; and what to change, "" if unknown.
         steps: step of the reference -> function that replaces its result; it may raise DoesNotApply.
-        stage: the stage at which it first shows. Default: the stage of the first step.
+        stage: the first stage that the bug changes. Default: that of the first step.
     """
     found = {name: OnTop({**FORWARD, **BACKWARD}[name], one) for name, one in steps.items()}
     forward = {name: step for name, step in found.items() if name in FORWARD}
@@ -87,7 +87,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
 
 
 def lower(words: str) -> str:
-    """Return the words with a small first letter, as inside a sentence."""
+    """Return the words with the first letter in lower case."""
     return words[0].lower() + words[1:]
 
 
@@ -97,7 +97,7 @@ def with_parameters(state: State, changes: Mapping[str, NDArray]) -> State:
 
 
 def with_inputs(state: State, **changes: Any) -> State:
-    """Return the State with other fields of AttentionInputs and of AttentionMask, which are not checked again."""
+    """Return a copy of the State with changed fields of its inputs and their mask; new values are not validated."""
     fields = vars(state.inputs)
     of_mask = {name: value for name, value in changes.items() if name not in fields}
     given = {name: value for name, value in changes.items() if name in fields}
@@ -117,7 +117,7 @@ def only_in(bug: Bug, where: Where) -> Bug:
 
 
 def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """Yield variants of the bugs that let padding in, for layers that still set padded keys and values to 0."""
+    """Yield a variant of each bug that attends to padding, in which padded keys and values are still set to 0."""
     for bug in bugs:
         if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
             sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."

@@ -163,7 +163,7 @@ EMPTY = "Give a row without an allowed key the weights 0."
 
 
 def rules_of_sources() -> Iterator[Bug]:
-    """Yield bugs that read one argument of the mask by another rule."""
+    """Yield bugs that apply one argument of the mask by a wrong rule, such as causal without the diagonal."""
     for (k, q), more in product(POSITIONS, (0, 1, -1)):
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}{STANDS.get(q, '')}."
         yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
@@ -190,7 +190,7 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 
 
 def rules_of_two() -> Iterator[Bug]:
-    """Yield bugs of a mask with two arguments: a key that either of them allows is let in, or one is ignored."""
+    """Yield bugs that combine two arguments of the mask wrongly: by "or" instead of "and", or by ignoring one."""
     for one, other in combinations(SOURCES, 2):
         said = (
             f"Where {_named(one)} and {_named(other)} are given, they are joined by or: either of them lets a key in."
@@ -319,7 +319,7 @@ LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
 def masks_reordered() -> Iterator[Bug]:
-    """Yield bugs that reorder one axis of an array of the mask; for the keys of a bias, by every rule of `orders`."""
+    """Yield bugs that reorder one axis of an array of the mask. Only the keys of a bias get every rule of `orders`."""
     plain = [Order(slug, words, partial(of_any_length, rule)) for slug, (words, rule) in RULES.items()]
     for source, axes in AXES.items():
         for place, axis in enumerate(axes, -len(axes)):

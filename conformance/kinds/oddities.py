@@ -19,14 +19,14 @@ NEAR = 1e-6  # relative differences up to which what is read of an answer is equ
 
 
 def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Problem) -> bool:
-    """Return whether a layer ignores the config's scale: its `output` is the same with another scale."""
+    """Return whether a layer ignores the config's scale: output(problem) is the same with another scale."""
     scaled = replace(problem, config=replace(problem.config, scale=OTHER_SCALE))
     own, other = output(problem), output(scaled)
     return own is not None and other is not None and np.array_equal(own, other, equal_nan=True)
 
 
 def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line if the heads are the right ones times one number, or times a number for each head and query."""
+    """Yield a line if `heads` (B, H, Lq, dv) is `right` times one number, or times a number for each head and query."""
     with any_numbers:
         ratio = np.median(heads / right, axis=-1, keepdims=True)
     off = tolerance * np.abs(heads).max(initial=0.0)
@@ -42,7 +42,7 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Ite
 
 
 def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line on a row of weights that does not sum to 1, and the axis along which all weights do."""
+    """Yield a line on a row of attention weights that does not sum to 1, and on an axis along which all sums are 1."""
     sums = np.where(allowed.any(axis=-1), weights.sum(axis=-1), 1.0)
     if (np.abs(sums - 1.0) > tolerance).any():
         item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
@@ -54,7 +54,7 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
 
 
 def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
-    """Return factors (H, H): row h times the right heads is head h of the array (B, H, ...). None if none fit."""
+    """Return m (H, H) such that array[:, h] is the sum over g of m[h, g] * heads[:, g]; None if no m fits."""
     count = heads.shape[1]
     x, y = (one.swapaxes(0, 1).reshape(count, -1) for one in (heads, array))
     if count < 2 or x.shape[1] < 2 * count:
@@ -64,11 +64,11 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
 
 
 def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line on what is odd in scores (B, H, Lq, Lk) whose rows each have mean 0.
+    """Yield a line if scores (B, H, Lq, Lk), less their row means, have a bias by position or are mixed across heads.
 
     Args:
-        scores, right: the scores and the right ones.
-        others: scores - right in another call, whose arrays have the same shape.
+        scores, right: the subject's scores and the right ones.
+        others: scores - right in another call of the same shape.
     """
     added = scores - right
     size = np.abs(added).max(initial=0.0)
@@ -86,19 +86,19 @@ def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float
 
 
 def size(output: NDArray, right: NDArray) -> Iterator[str]:
-    """Yield a line with the largest error of an output / its largest right number, if this ratio is small."""
+    """Yield a line with max |output - right| / max |right|, if this ratio is small."""
     off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
     if off <= LITTLE_OFF:
         yield f"The output {{}} is off by at most {off:.1g} of its largest number: as where numbers are rounded."
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:
-    """Yield lines on an output's numbers: NaN, wrong at some places of an axis alone, all 0, a multiple, none below 0.
+    """Yield lines on what is odd in an output: NaN, errors at some indices of an axis only, all 0, a multiple.
 
     Args:
         output, right: the output and the right one.
         wrong: bools of the shape of the output: where it is wrong.
-        masked: whether the call has a mask. Other keys in a short row, or a larger sum, may look like a multiple there.
+        masked: whether the call has a mask. Then a multiple is not reported, because other errors look like one.
     """
     with any_numbers:
         ratio = output / right

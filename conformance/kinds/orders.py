@@ -15,7 +15,7 @@ Indices = NDArray[np.int64]
 
 
 class Order(NamedTuple):
-    """A rule that reorders an axis: its name (`slug`), in words ("reversed"), and `rule`: (length, call) -> indices."""
+    """A rule that reorders an axis: its kebab-case name, a description, and a function (length, call) -> indices."""
 
     slug: str
     words: str
@@ -122,7 +122,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return int (n,): the index that each place reads, -1 for a 0. DoesNotApply where the rule has no meaning."""
+    """Return int (n,): the old index of each new element, -1 if that is 0. DoesNotApply if the rule can't fit n."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")
@@ -130,7 +130,7 @@ def indices_of(order: Order, n: int, setting: Setting) -> Indices:
 
 
 def change_of(name: str, axis: int, order: Order) -> Change:
-    """Return the Change that reorders one axis of an array, whose index is `axis` (-1: the last) and name `name`."""
+    """Return the Change that reorders one axis of an array: the axis with this name and this negative index."""
 
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         indices = indices_of(order, array.shape[axis], setting)

@@ -16,7 +16,7 @@ from mha_core.reference.state import State, Step
 
 
 def parameters() -> Iterator[Bug]:
-    """Yield bugs: a projection uses another one's parameters, or an array of the same shape is added to the heads."""
+    """Yield bugs: a projection uses another projection's parameters, or the queries are added to the heads' outputs."""
     names = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values"}
     kinds = {"weight and bias": ("weight", "bias"), "weight": ("weight",), "bias": ("bias",)}
     for (own, stage), other, words in product(names.items(), names, kinds):
@@ -211,7 +211,7 @@ KEEP = "Keep the parameters in the precision of the inputs."
 
 
 def rounded() -> Iterator[Bug]:
-    """Yield bugs that round weights to 8 or 4 bits, with a scale of each channel or matrix, or to a narrower dtype."""
+    """Yield bugs that quantize weights to 8 or 4 bits, with a scale per channel or matrix, or cast them down."""
     every = {"all projections": (*INPUTS, OUTPUT), **{names: some for names, some in SETS.items() if len(some) < 4}}
     for (names, some), bits, (each, axis), (detail, narrow) in product(
         every.items(), (8, 4), SCALED_BY.items(), GRIDS.items()

@@ -33,7 +33,7 @@ ARE, IS = "{} are {}.", "{} is {}."
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One array on the way to the output that a bug may change.
+    """An array of the forward computation that a bug may change.
 
     Args:
         id: the step whose result the array is, or the name of an array that a step reads.
@@ -41,7 +41,7 @@ class Place:
         axes: names of the array's axes.
         step: the step that returns or reads the array. Default: `id`.
         get: (state, unchanged step) -> the array; None where there is none. Default: the step's result.
-        put: (state, unchanged step, changed array) -> the step's result with it. Default: the changed array itself.
+        put: (state, unchanged step, changed array) -> the step's changed result. Default: the changed array itself.
         gauge: the axis along which adding the same number to all elements changes no output; None: there is none.
         says: a format for `words` and the words of the change, such as "{} are {}.".
     """

@@ -31,7 +31,7 @@ Weigh = Callable[[State], NDArray]
 
 
 def weightings() -> Iterator[Bug]:
-    """Yield bugs with other weights than the softmax of the scores."""
+    """Yield bugs that compute attention weights otherwise than as the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
         sentence = f"Attention weights are {words}, in place of the softmax of the scores."
         fix = NO_FILLING if FILLED in words else TAKE_SOFTMAX
@@ -212,7 +212,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
 
 
 def cosines(state: State, beneath: Step) -> NDArray | None:
-    """Return the cosines of queries and keys (B, H, Lq, Lk); None for the additive score."""
+    """Return the cosine similarities of queries and keys (B, H, Lq, Lk); None for the additive score."""
     if state.config.score == "additive":
         return None
     return _products(state, *(_over(x, np.linalg.norm(x, axis=-1, keepdims=True)) for x in _both(state)))
@@ -340,7 +340,7 @@ def _in_format(made: Callable[[State], Any], state: State, beneath: Step) -> NDA
 
 
 def shifts() -> Iterator[Bug]:
-    """Yield bugs that take half of a token's channels from the position before or behind it."""
+    """Yield bugs that take half of each token's channels from the previous or the next token."""
     for part, by in product(("first", "last"), (1, -1)):
         near = "before" if by == 1 else "behind"
         sentence = f"The {part} half of each input's channels is that of the position {near} it, or 0 (token shift)."
@@ -357,7 +357,7 @@ def _shifted(part: str, by: int, state: State, beneath: Step) -> NDArray:
 
 
 def sinusoids() -> Iterator[Bug]:
-    """Yield bugs that add sinusoidal positions to the inputs, or to what the layer splits into heads."""
+    """Yield bugs that add sinusoidal position encodings to the inputs, or to the projected queries and keys."""
     inputs = ("query_inputs", "key_inputs", "value_inputs")
     sets = {
         "all inputs": inputs,
@@ -410,7 +410,7 @@ def _grown(base: float, count: Callable[[State], NDArray], state: State, beneath
 
 
 def dropouts() -> Iterator[Bug]:
-    """Yield bugs that use the first keep-mask of dropout for all items, heads, queries or keys."""
+    """Yield bugs that share one keep-mask of dropout among all items, heads, queries or keys."""
     named = ("items", "heads", "queries", "keys")
     for count in range(1, 16):
         axes = [axis for axis in range(4) if count >> axis & 1]

@@ -26,7 +26,7 @@ SPLIT = {"queries": "projected_queries", "keys": "projected_keys", "values": "pr
 
 
 def views() -> Iterator[Bug]:
-    """Yield bugs that split projections by another view than (B, L, H, d), or merge heads by another view."""
+    """Yield bugs that split projections by a view other than (B, L, H, d), or merge heads by a wrong view."""
     for order in ("".join(one) for one in permutations(AXES)):
         split = {name: partial(_split, order) for name in SPLIT.values()}
         shape = f"({', '.join(order)})"
@@ -77,7 +77,7 @@ def _viewed(order: str, by_name: bool, state: State, beneath: Step) -> NDArray:
 
 
 def pasts() -> Iterator[Bug]:
-    """Yield bugs that reorder the items, heads or keys of the past, in keys and values alike."""
+    """Yield bugs that reorder the items, heads or positions of a cache, in past keys and values alike."""
     axes = PLACES["past_keys"].axes
     for (place, name), (slug, (words, rule)) in product(enumerate(axes[:-1]), RULES.items()):
         change = change_of(name, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
@@ -102,7 +102,7 @@ FILLS: Mapping[str, Filled] = {
 
 
 def softmaxes() -> Iterator[Bug]:
-    """Yield bugs that take the softmax over other axes (rows divided by their sums or not), or of top scores only."""
+    """Yield bugs that take the softmax over wrong axes (with or without rescaled rows), or of top scores only."""
     named = ("items", "heads", "queries", "keys")
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
@@ -157,7 +157,7 @@ def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug that adds a number to the sum of exp(score), or of exp(score - row maximum) (`less_highest`)."""
+    """Return the bug that adds a number to the softmax's sum, which is of exp(score - maximum) if `less_highest`."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])
@@ -170,7 +170,7 @@ def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
 
 
 def without_sum(words: str, slug: str, number: Number) -> Bug:
-    """Return the bug whose weights are exponentials times a number, not divided by their sum."""
+    """Return the bug with number * exp(score) as attention weights, in place of the softmax."""
 
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
@@ -180,7 +180,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
 
 
 def filled(words: str, slug: str, number: Number, added: bool) -> Bug:
-    """Return the bug that gives excluded keys a number as their score, or with `added` adds it to their score."""
+    """Return the bug that sets the scores of excluded keys to a number or, if `added`, adds the number to them."""
 
     def change(state: State, beneath: Step) -> NDArray:
         scores, n = state["scores"], number(state)

@@ -42,19 +42,19 @@ KEPT, SMALL = 2048, 2**16
 
 @dataclass(eq=False)
 class Asker:
-    """A questioner, which asks a subject once per problem.
+    """A runner of one subject (a tested layer) on further problems. It caches answers and limits their total time.
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        seconds: the time that the subject's answers may take together; after that every question is refused.
-        configs: the configs that the subject may be asked with. Default: those of CONFIGS that it takes.
+        seconds: the time that all calls may take together; after that, every problem is refused.
+        configs: the layers' configs to use. Default: those of CONFIGS that the subject accepts.
 
     Attributes:
-        precision: the arithmetic that the bounds are for: that of `inside` if it is not None, else the subject's.
+        precision: the precision of the error bounds: that of `inside` if it is not None, else the subject's.
         inside: the narrower dtype in which the subject was seen to compute; None if none was seen.
-        refused: reason why a question had no answer -> how often.
-        questions: how many were asked.
-        spent: the seconds that all questions took.
+        refused: reason why a problem had no answer -> number of such problems.
+        questions: the number of calls.
+        spent: the seconds that all calls took.
     """
 
     subject: Any
@@ -78,7 +78,7 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Set `configs`, if empty, to those configs of the problems `taken` in which a generic call is answered."""
+        """Set `configs`, if empty, to those configs in `taken` with which the subject answers a random call."""
         if not self.configs:
             configs = dict.fromkeys(problem.config for problem in taken)
             asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
@@ -109,7 +109,7 @@ class Asker:
 
     @property
     def slow(self) -> bool:
-        """Return whether the subject's calls take so long that it should be asked fewer questions."""
+        """Return whether the subject's calls take so long that it should be run on fewer problems."""
         return self.spent - self._longest > SLOW * self.questions
 
     @property
@@ -142,7 +142,7 @@ class Asker:
         return self._answers[problem]
 
     def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
-        """Return the answers of one prepared layer to the problems in turn: those before the first failure."""
+        """Run one prepared layer on the problems in turn, and return its answers before the first failure."""
         found: list[Trace] = []
         start = time.perf_counter()
         try:
@@ -156,26 +156,26 @@ class Asker:
         return found
 
     def output(self, problem: Problem) -> NDArray | None:
-        """Return the output in the subject's answer to a problem; None without an answer."""
+        """Return the subject's output for a problem; None if the subject gives no answer."""
         trace = self.ask(problem)
         return None if trace is None else trace.output
 
     def is_right(self, problem: Problem) -> bool:
-        """Return whether the subject's output, which must exist, is within the bounds of the definition's."""
+        """Return whether the subject's output is within the error bounds. The subject must answer the problem."""
         output = self.output(problem)
         assert output is not None
         return self.wanted(problem).allows("output", output, "float64")
 
     def wanted(self, problem: Problem) -> Expected:
-        """Return the definition's answer with the bounds of the subject's precision."""
+        """Return the expected answer to a problem, with error bounds for `precision`."""
         if problem not in self._wanted:
             self._wanted[problem] = _answer(self.rounded(problem), self.precision)
         return self._wanted[problem]
 
     def rounded(self, problem: Problem) -> Problem:
-        """Return the problem as the subject gets it: for one problem, the same object each time.
+        """Return the problem in the subject's dtype; for one problem, the same object each time.
 
-        It has the subject's dtype; for a subject with fixed sizes or weights, `fitted` makes the nearest that fits it.
+        A subject with fixed sizes or weights gets the nearest problem that fits it, from its method `fitted`.
         """
         fitted = getattr(self.subject, "fitted", None)
         if self.subject.dtype == "float64" and fitted is None:
@@ -194,7 +194,7 @@ class Asker:
         return max(LATER_WAIT if self._unanswered else FIRST_WAIT, TIMES_LONGER * self._longest)
 
     def ask_again(self, problem: Problem) -> Trace | None:
-        """Return what `ask` returns, but ask even if the problem has been asked before."""
+        """Run the subject on a problem and return its answer as `ask` does, but without the cache of answers."""
         if self.out_of_time:
             return self._refuse(self._late)
         limit, start = self._patience, time.perf_counter()
@@ -262,12 +262,12 @@ RANDOM = "Equal calls have different answers, as where dropout is left on: nothi
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A finding on whether a subject behaves as a function: equal questions, equal answers.
+    """A finding on whether a subject is a function: equal calls give equal answers.
 
     Attributes:
-        remarks: sentences about equal questions that had different answers.
-        is_function: whether equal questions, each to a new layer, have equal answers; if not, nothing can be measured.
-        shared: a stage whose numbers are kept by shape, for all layers, so that nothing can be measured; None if none.
+        remarks: sentences about equal calls that had different answers.
+        is_function: whether equal calls of new layers have equal answers; if not, nothing can be measured.
+        shared: a stage with numbers that layers of equal shapes wrongly share: nothing can be measured. None: no such.
     """
 
     remarks: tuple[str, ...] = ()
@@ -289,10 +289,10 @@ def observe(asker: Asker) -> Behaviour:
 
 
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
-    """Return whether a float64 subject, or a model of it, rounds what it computes from queries to about float32.
+    """Return whether a float64 subject, or `model` in its place, computes with the queries in about float32.
 
-    If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
-    Each number is changed in another proportion, because a norm of the queries would undo a common one.
+    If it does, a change of the queries by 1e-4 changes the output in proportion, and one by 1e-10 does not. Each number
+    is changed by another factor, because a norm of the queries would undo a common factor.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

@@ -19,7 +19,7 @@ APART = 1000.0  # roundoffs of the largest number that two numbers may be apart 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A measurement at one place of a call, beside what was expected there.
+    """A measured array of one call, with the expected array.
 
     Args:
         measured, expected: two arrays of the same shape. An element that was not measured is NaN.
@@ -81,8 +81,8 @@ def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
     """Return the changes that turn all expected arrays into the measured ones, the simplest first.
 
     Args:
-        samples: samples of several sizes, with generic numbers. Otherwise several changes would fit.
-        gauge: an axis along which a constant may be added to the arrays unnoticed; None: there is no such axis.
+        samples: random samples of several sizes, so that few changes fit by chance.
+        gauge: an axis along which adding a constant changes no output; None: there is no such axis.
     """
     if not any(sample.differs for sample in samples):
         return []
@@ -167,7 +167,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return a number for each head, as read in the layer with most heads; [] if layers disagree, or all are equal."""
+    """Return the longest row of `read` (the heads' numbers in a layer); [] if rows disagree or numbers are equal."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []

@@ -68,12 +68,12 @@ def generic(
     weights: Mapping[str, NDArray | float] | None = None,
     **inputs: Any,
 ) -> Problem:
-    """Return a problem of random numbers; the same arguments give the same numbers.
+    """Return a problem (a layer and one call) of random numbers; the same arguments give the same numbers.
 
     Args:
-        config: the layer.
+        config: the layer's config.
         seed, batch, query_len, key_len: the seed and the sizes.
-        mask: its mask. Default: none.
+        mask: the call's mask. Default: none.
         weights: name -> an array in place of the random one, or a factor on it. Names that the layer lacks are ignored.
         inputs: fields of AttentionInputs in place of random ones; a number is a factor on the random array.
 
@@ -108,5 +108,5 @@ NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_
 
 
 def with_zero(rows: NDArray) -> NDArray:
-    """Return rows (B, L, width) with the first set to 0: as a key, it scores 0 whatever the scale."""
+    """Return `rows` (B, L, width) with row 0 set to 0, so that it scores 0 as a key."""
     return np.where(np.arange(rows.shape[1])[:, None] == 0, 0.0, rows)

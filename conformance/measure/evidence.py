@@ -18,14 +18,14 @@ from mha_core.reference.state import State, Step
 
 @dataclass(eq=False)
 class Evidence:
-    """A subject (in `asker`), the reference with bugs (`variants`), and the subject's known bugs (`model`)."""
+    """A subject (run by `asker`), the reference with bugs (run by `variants`), and the bugs found so far (`model`)."""
 
     asker: Asker
     variants: Variants
     model: Model = ()
 
     def allowed(self, wanted: NDArray) -> float:
-        """Return how far an output may be from the wanted one: an array that brings it so near counts as a solution."""
+        """Return the absolute error within which an output counts as `wanted`, when an array is solved for."""
         return max(LEFT, ROUNDOFFS * self.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
 
 
@@ -35,12 +35,12 @@ LEFT, ROUNDOFFS = 1e-9, 2000.0
 
 @dataclass(eq=False)
 class PlacedCall:
-    """One call that the model has run, and a place in it where the model's array can be replaced by another one.
+    """One call, run by the model (the reference with bugs). The model's array at one place can be replaced by others.
 
     Args:
         evidence: has the subject and the model.
         problem: the call.
-        place: the place.
+        place: the array that can be replaced.
 
     Attributes:
         own: the model's own array at the place, float64; None if there is none, or the model does not fit the call.
@@ -73,11 +73,11 @@ class PlacedCall:
 
     @property
     def is_of_items(self) -> bool:
-        """Return whether the array has a part for each item, so that several arrays can be run as items of one call."""
+        """Return whether the array has a batch axis, so that several arrays can be run as batch items of one call."""
         return self.place.axes[0] == "item" and not self.place.id.startswith("past")
 
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
-        """Return (n, ...): n results of `step`, each with one of the n arrays in place of the model's own."""
+        """Return (n, ...): the results of `step` with each of the n arrays in place of the model's own."""
         if not self.is_of_items:
             return np.stack([self._with(self.state, array)[step] for array in arrays])
         count, batch = arrays.shape[:2]

@@ -30,11 +30,11 @@ LONGEST, MOST_CASES = 16, 3  # most keys of a failing case that is read, and mos
 
 
 def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | None:
-    """Return the first wrong step of a subject that no model explains; None if that can't be told.
+    """Return the first wrong step of a subject whose errors no known bugs explain; None if it can't be found.
 
     Args:
-        measured: what problems showed.
-        failing: the problems of failing cases, which are used if no row of problems differs.
+        measured: the results of isolating problems (calls that few steps can get wrong).
+        failing: the problems of failing cases, which are used if all isolating problems are right.
     """
     first = measured.first
     evidence = Evidence(measured.asker, Variants())

@@ -11,14 +11,14 @@ from conformance.measure.problems import CAPS, LARGE, SCALES, SMALL, Problems
 
 @dataclass(frozen=True)
 class Probe:
-    """One row of the table of isolating problems: problems that only some steps can get wrong.
+    """A group of isolating problems: problems that only some steps of a layer can get wrong.
 
     Args:
         id: its name, in kebab-case.
-        says: in words, what its problems make harmless, so that only some steps can be wrong in them.
+        says: its problems in words, such as "one key, whose attention weight is 1.".
         problems: its problems; those that the subject refuses are left out.
-        stage: if this is the first row that differs, the stage that is wrong; "": `localise` must find it.
-        places: if it differs, the places to solve arrays for: names with spaces between, the likeliest first.
+        stage: the wrong stage, if this is the first group with an error; "": `localise` must find it.
+        places: ids of the arrays to solve for after an error, with spaces between, the likeliest first.
         gradients: whether gradients are compared instead of outputs.
     """
 

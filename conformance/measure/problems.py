@@ -27,7 +27,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function: asker -> a problem of each of its configs, which get the (Lq, Lk) in `lengths` in turn."""
+    """Return a function: asker -> [make(config, ...) for each of its configs], with (Lq, Lk) from `lengths` in turn."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -39,7 +39,7 @@ def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Probl
 def of_layer(
     make: Callable[..., Problem], query_len: int, key_len: int, config: AttentionConfig = MANY_HEADS
 ) -> Problems:
-    """Return a function: asker -> [a problem of one layer, by default of 12 heads]; [] if the weights are fixed."""
+    """Return a function: asker -> [make(config, ...)]; [] if its subject's weights are fixed. Default: 12 heads."""
     made = partial(make, config, query_len=query_len, key_len=key_len)
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
@@ -59,7 +59,7 @@ def bias_alone(name: str) -> Problems:
 
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
-    """Return a call with more queries and keys than a head has channels. Key 0 scores 0; queries differ in size."""
+    """Return a problem with more queries and keys than channels of a head. Key 0 scores 0; queries' norms differ."""
     lengths: dict[str, Any] = {
         "query_len": max(query_len, config.head_dim + 3),
         "key_len": max(key_len, config.head_dim + 3),
@@ -116,7 +116,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a function: asker -> a call for each mask of each of `most` layers; by default all scores are equal."""
+    """Return a function: asker -> a problem for each mask in rows(config), for `most` configs, with equal scores."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -125,7 +125,7 @@ def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) 
 
 
 def pattern(shape: tuple[int, ...], seed: int = 0) -> NDArray[np.bool_]:
-    """Return random bools. The last axis is of keys: each row allows at least two and excludes at least one."""
+    """Return a random bool mask (..., Lk). Each row allows at least two keys and excludes at least one."""
     rng = np.random.default_rng([seed, *shape])
     order = rng.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
     return np.asarray(order < rng.integers(2, shape[-1], size=shape[:-1])[..., None])
@@ -165,7 +165,7 @@ def allowed(config: AttentionConfig) -> Masks:
 
 
 def two_sources(config: AttentionConfig) -> Masks:
-    """Return masks of two sources each, and of all. Each source excludes keys that others allow; no row is empty."""
+    """Return masks with every pair of mask arguments and with all of them; each argument excludes different keys."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
     given: dict[str, Any] = {
@@ -179,7 +179,7 @@ def two_sources(config: AttentionConfig) -> Masks:
 
 
 def masks_of_items(asker: Asker) -> list[Problem]:
-    """Return calls with a mask for each item; in some there are as many items as queries, or as keys."""
+    """Return problems whose masks differ by batch item; in some, B = Lq or B = Lk."""
     found = []
     lens = np.array([5, 2, 3, 6, 4, 7, 1])
     of_queries = np.array([[3, 2, 5, 6], [6, 3, 2, 4], [2, 5, 4, 3], [4, 6, 3, 2]])
@@ -214,7 +214,7 @@ def biases(config: AttentionConfig) -> Masks:
 
 
 def biases_of_items(asker: Asker) -> list[Problem]:
-    """Return calls with a bias for each head or item: some have as many items as heads, one has one query."""
+    """Return problems with a bias for each head or batch item; in some, B = H or Lq = 1."""
     found = []
     for config in asker.configs[:2]:
         n, rng = config.num_heads, np.random.default_rng(1)
@@ -225,7 +225,7 @@ def biases_of_items(asker: Asker) -> list[Problem]:
 
 
 def bare_with(*rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Problems:
-    """Return a function: asker -> a call without projections for each row: (config's fields, mask's fields)."""
+    """Return a function: asker -> a problem without projections for each row (fields of the config, of the mask)."""
 
     def problems(asker: Asker) -> list[Problem]:
         some = rows if asker.fixed_weights is None else ()
@@ -253,7 +253,7 @@ def empty_by_position(config: AttentionConfig) -> Masks:
 
 
 def steep(asker: Asker) -> list[Problem]:
-    """Return causal calls in which key j scores size * (j - Lk), for every query and head."""
+    """Return causal problems in which key j scores size * (j - Lk) for every query and head, for several sizes."""
     found = []
     for config in (one for one in asker.configs[:1] if one.projections):
         plain = generic(config, query_len=WIDE[0], key_len=WIDE[1], mask=AttentionMask(causal=True))
@@ -272,7 +272,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """Return a function: asker -> a call of each layer, with one of the values given for each field in its config."""
+    """Return a function: asker -> a problem for each config, whose `fields` are set to one of the values given."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -288,7 +288,7 @@ def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problem
 
 
 def dropped(config: AttentionConfig, rate: float, batch: int, *, training: bool = True) -> Problem:
-    """Return a call of a layer with dropout; the call has a keep-mask if it is `training`."""
+    """Return a random problem with a rate of dropout; if `training`, the call has a keep-mask."""
     shape = (batch, config.num_heads, *SMALL)
     keep = np.random.default_rng(batch).random(shape) >= max(rate, 0.3) if training else None
     return generic(replace(config, dropout=rate), seed=1, batch=batch, dropout_keep=keep)
@@ -303,7 +303,7 @@ def with_dropout(*batches: int, training: bool = True) -> Problems:
 
 
 def masked_dropout(asker: Asker) -> list[Problem]:
-    """Return calls that have a keep-mask of dropout, and beside it a mask of one source."""
+    """Return problems with a dropout keep-mask and an attention mask that has one argument."""
     found = []
     for config, rate in zip(asker.configs[:2], RATES, strict=False):
         keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate
@@ -316,7 +316,7 @@ def masked_dropout(asker: Asker) -> list[Problem]:
 def with_past(
     config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None, **how: Any
 ) -> Problem:
-    """Return a random call with `past` keys of the past (0: none) and `new` new ones; by default Lq is their sum."""
+    """Return a random problem with `past` cached keys (0: none) and `new` new keys; by default Lq = past + new."""
     problem = generic(config, batch=batch, **{"query_len": past + new, **how}, key_len=new)
     rng = np.random.default_rng([past, new, batch])
     of_each = (batch, config.num_kv_heads, past)
@@ -396,7 +396,7 @@ DRAWN = 100  # calls that are drawn
 
 
 def drawn(asker: Asker) -> list[Problem]:
-    """Return random calls of several features each; a model that gives all other answers but not these is dropped."""
+    """Return random problems of several features each, which exclude bugs that fit only the simpler problems."""
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])

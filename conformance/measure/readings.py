@@ -36,7 +36,7 @@ CLOSE = 1e-6
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield the bugs that a subject's weights show: weights of excluded keys, or rows that do not sum to 1."""
+    """Yield the bugs that a subject's attention weights show, by weights of excluded keys or by sums of rows."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
@@ -116,7 +116,7 @@ def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bo
 
 
 def fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
-    """Yield a bug that sets the scores of excluded keys, or adds to them, as weights with roundoffs of `unit` show."""
+    """Yield bugs that set excluded keys' scores to a number, or add one, as weights show. `unit`: their roundoff."""
     least = min((w[~a].min(initial=1.0) for w, _, a, _ in calls), default=1.0)
     error = max(LITTLE, ROUNDOFFS * unit / max(least, LITTLE))  # of logarithms
     for added in (False, True) if calls else ():

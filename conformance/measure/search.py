@@ -49,10 +49,10 @@ def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one row of isolating problems.
+    """The result of one group of isolating problems (calls that few steps can get wrong).
 
     Attributes:
-        probe: the row of problems.
+        probe: the group of problems.
         asked: the problems that the subject answered; empty if it refused them all.
         differing: the problems in `asked` whose answer is not that of the definition.
         refused: whether the subject refused any problem.
@@ -66,15 +66,15 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of all problems on one subject.
+    """The results of all isolating problems on one subject.
 
     Attributes:
-        models: the models that give every answer.
-        outcomes: the result of each row of problems, in the order of the rows.
+        models: the models (tuples of bugs in the reference) that reproduce every answer.
+        outcomes: the result of each group of problems, in order.
         asker: the Asker that asked the subject; it has the answers.
         behaviour: whether the subject is a function. If it is not, no problem was asked.
-        against: the first row whose answers the first model of `start` (see `Probing.run`) does not give; None if a
-            model of `start` gives every answer.
+        against: the first group that `start[0]` (see `Probing.run`) does not reproduce; None if a model in `start`
+            reproduces every answer.
     """
 
     models: tuple[Model, ...]
@@ -85,7 +85,7 @@ class Measured:
 
     @property
     def first(self) -> ProbeResult | None:
-        """Return the result of the first row in which the subject differs from the definition; None if none does."""
+        """Return the first group result in which the subject is wrong; None if there is none."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
 
     @property
@@ -101,7 +101,7 @@ class Located:
     Attributes:
         stage: the stage at which it shows first.
         problem: a problem in which the stage is wrong.
-        seen: lines about what was read in its answer.
+        seen: lines on what the subject's answer to it shows.
     """
 
     stage: str
@@ -111,16 +111,16 @@ class Located:
 
 @dataclass(eq=False)
 class Probing:
-    """A search for the models (bugs in the reference) that give every answer of one subject.
+    """A search for the models (tuples of bugs in the reference) that reproduce every answer of one subject.
 
     Args:
-        asker: asks the subject.
-        zoo: the bugs on file.
-        suffices: model -> whether it also agrees with all else that is known of the subject.
-        like: problems; only isolating problems whose features (such as a past) all occur in these are asked. None: all.
+        asker: the Asker of the subject.
+        zoo: the bugs to try.
+        suffices: model -> whether it also fits everything else that is known of the subject.
+        like: problems. An isolating problem runs only if all its features (a past, say) occur in these. None: all run.
         progress: called with a text on what is being done.
-        known: (model, problem, kind of arrays) -> whether the model gives the subject's arrays of that kind.
-        nearly: the models that give every answer, but for which `suffices` is False.
+        known: a cache, (model, problem, whether gradients) -> whether the model reproduces the answer.
+        nearly: the models that reproduce every answer, but for which `suffices` is False.
     """
 
     asker: Asker
@@ -139,7 +139,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Return the Measured of `probes`. Its models give every answer: those of `start` that do, else new ones."""
+        """Run the probes; return a Measured with the models that reproduce every answer: of `start`, or new ones."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:
@@ -201,11 +201,11 @@ class Probing:
         return self._against(model) is None
 
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
-        """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
+        """Return the models of the zoo's bugs that reproduce every ordinary answer, and the number of these answers.
 
-        If models give extreme answers too, and `suffices` holds for them, these are returned, with the number of all. A
-        bug of rows without a key is added to a model if both together give more answers. The result is ([], 0) if no
-        ordinary answer differs from the definition's, or no extreme one does.
+        If some reproduce all answers and `suffices` holds for them, these are returned, with the number of all answers.
+        A bug in rows without a key is added to a model if more answers are reproduced then. Unless an ordinary and an
+        extreme answer are wrong, the result is ([], 0).
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)
@@ -367,10 +367,10 @@ class Probing:
 
 
 def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
-    """Return whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
+    """Return whether a model reproduces the subject's output for a problem or, with `gradients`, its gradients.
 
-    For a model without bugs, the bounds of the suite decide; for one with bugs, `Asker.nearness`. The result is False
-    too if the model has no meaning for this problem, because it was measured in other calls.
+    The suite's error bounds decide for a model without bugs, `Asker.nearness` for one with bugs. The result is also
+    False if the model can't be run on this problem.
     """
     if not (model or gradients):
         return asker.is_right(problem)

@@ -34,7 +34,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """A solution for each of G starts: unknowns (G, U), residuals (G, E), and which unknowns the equations fix."""
+    """The solution of G groups of equations: unknowns (G, U), residuals (G, E), bool (G, U) of determined unknowns."""
 
     found: NDArray
     left: NDArray
@@ -42,13 +42,13 @@ class Descent(NamedTuple):
 
 
 def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArray, fixed: NDArray) -> Descent | None:
-    """Return a Descent by Newton steps to unknowns for which `made` gives `wanted`; None if they don't come closer.
+    """Solve made(unknowns) = wanted by Gauss-Newton steps; return a Descent, or None if they don't converge.
 
     Args:
-        made: n choices of the unknowns (n, G, U) -> their results (n, G, E). Group g depends on nothing but group g.
+        made: (n, G, U), n choices of the unknowns -> (n, G, E). A group's results depend on its own unknowns only.
         start: (G, U), the unknowns to start from.
         wanted: (G, E), the wanted results.
-        fixed: (k, U), factors: these k weighted sums of each group's unknowns stay as they are.
+        fixed: (k, U), the factors of k weighted sums of each group's unknowns, which must not change.
     """
     groups, unknowns = start.shape
     width = 1e-6 * max(1e-3, float(np.abs(start).max(initial=0.0)))
@@ -89,7 +89,7 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
 
 
 def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
-    """Return (k, elements): for each of the k sums along `axis`, 1 at the elements it adds, else 0. None: k is 0."""
+    """Return 0/1 factors (k, elements): factors @ x.ravel() is the k sums of an array x along `axis`. None: k = 0."""
     size = int(np.prod(shape))
     if axis is None:
         return np.zeros((0, size))
@@ -101,7 +101,7 @@ CODE = 2.0**-4
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return the weights (B, H, Lq, Lk), read from what `answer` gives for values of `code` times unit vectors.
+    """Return attention weights (B, H, Lq, Lk), read from `answer`'s outputs for values that are `code` * unit vectors.
 
     >>> from conformance.measure.designs import CONFIGS, generic
     >>> from mha_core import reference
@@ -168,10 +168,10 @@ Solved = tuple[NDArray, NDArray]
 
 
 def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
-    """Return the array at `place` that makes the model give the subject's output; and the model's own array there.
+    """Return the array at `place` with which the model gives the subject's output, and the model's own array there.
 
-    More calls that have the same array are asked if needed. The result is None if no such array is found, or if it has
-    too many elements. Results are kept for each model, because several probes ask for the same ones.
+    Further calls with the same array are run if needed. The result is None if no such array is found, or if it has too
+    many elements. Results are cached.
     """
     known = _found.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem, place.id
@@ -279,7 +279,7 @@ def _alike(evidence: Evidence, problem: Problem, call: PlacedCall) -> Iterable[P
 
 @lru_cache(maxsize=2048)
 def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool = False) -> Problem:
-    """Return the call with other random inputs and, unless `fixed`, other random weights of these names."""
+    """Return the problem with new random arrays for these inputs and, unless `fixed`, weights. `number`: the seed."""
     rng = np.random.default_rng([abs(number), int(number < 0)])
     weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
     given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
@@ -314,7 +314,7 @@ _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray
 
 
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
-    """Return the measured weights (B, H, Lq, Lk), or None; those of layers with fixed weights are less exact."""
+    """Return the subject's attention weights (B, H, Lq, Lk), inferred from its outputs; None if that fails."""
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:

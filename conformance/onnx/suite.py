@@ -95,10 +95,9 @@ def runs(
     path: str | None = None,
     load: Callable[[str, str], Subject] = load_subject,
 ) -> list[tuple[Case, Subject]]:
-    """Return (case, subject) for every run: each case on ONNX's outputs, on every backend and on all in `specs`.
+    """Return every (case, subject). Subjects are ONNX's recorded outputs, the backends, and the layers in `specs`.
 
-    Backends run on `path`, or on their default paths; a spec is MODULE:NAME, and `load(spec, dtype)` makes
-    a subject of it.
+    Backends run on `path`, or on their default paths. A spec is MODULE:NAME; `load(spec, dtype)` returns its subject.
     """
     load = cache(load)
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]
@@ -155,5 +154,5 @@ class RotaryVector(Vector):
 
 
 def rotary_vectors() -> list[RotaryVector]:
-    """Return every case of RotaryEmbedding; SpecError if onnx is not installed."""
+    """Return every ONNX test case of RotaryEmbedding. Raises SpecError if onnx is not installed."""
     return load_vectors(RotaryVector, "RotaryEmbedding", "test_")

@@ -42,14 +42,14 @@ class Vector:
 
     @property
     def output_mode(self) -> int:
-        """Return the number that says what the output qk_matmul_output holds."""
+        """Return ONNX's attribute that says what the output qk_matmul_output holds."""
         return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
 
     def problems(self) -> dict[str, Problem]:
-        """Return suffix of the case id -> problem.
+        """Return a dict: suffix of the case id -> problem.
 
-        There is a second problem if the vector also outputs scores before the bias or the softcap: these scores are the
-        stage `scores` of a layer without bias and softcap.
+        A vector that also outputs scores before the bias or the softcap gives a second problem: a layer without bias
+        and softcap, whose stage `scores` has these scores.
         """
         problem = translate(self)
         found = {"": problem}
@@ -58,7 +58,7 @@ class Vector:
         return found
 
     def check(self, what: str, names: Iterable[str], known: Collection[str]) -> None:
-        """Raise SpecError if an attribute or an input (`names`) is not known here."""
+        """Raise SpecError if one of `names` is not in `known`. `what` says in the message what they are."""
         for name in sorted(set(names).difference(known)):
             raise SpecError(f"ONNX vector {self.name!r} has the {what} {name!r}, which is not known here")
 

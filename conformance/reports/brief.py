@@ -29,14 +29,14 @@ MADE = {  # stage -> what is meant, and how it is made
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of a difference.
+    """A cause of a difference between a subject (a tested layer) and the reference.
 
     Attributes:
         stage: the first wrong stage; several, joined by "or", where the bugs can't be told apart.
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
-        bugs: the zoo's ids of the bugs that are this cause; several where they can't be told apart.
-        is_common: whether much code does this, while another of the causes is rare.
+        bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
+        is_common: whether this mistake is common in public code, while another of the causes is rare.
         label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
     """
 
@@ -57,7 +57,7 @@ class Cause:
         return " ".join(self.lines())
 
     def lines(self, number: int = 0) -> list[str]:
-        """Return lines: what is wrong, what to change, details. `number`: the number to print with it; 0: none."""
+        """Return the cause in lines: what is wrong, what to change, details. `number`: added to the label; 0: none."""
         lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
@@ -76,11 +76,11 @@ class Brief:
     """A diagnosis of one subject in words.
 
     Attributes:
-        subject, dtype: who was diagnosed, and in which dtype.
+        subject, dtype: the subject's name, and its dtype.
         status: 0: nothing differs; 1: it differs; 2: it could not be judged.
         extent: a line that says in how many cases the subject differs.
         sure: a sentence on how sure the causes are; "" for none.
-        causes: the causes; if none is known, one with the stage at which the difference begins.
+        causes: the causes; if none is known, a single one that names the first wrong stage.
         seen: lines that show what is wrong.
         more: further lines.
         details: lines shown only in the long form (-v).
@@ -98,7 +98,7 @@ class Brief:
 
     @property
     def lines(self) -> list[str]:
-        """Return the causes in lines: one line each, or several if there is one cause."""
+        """Return lines on the causes: one for each, or several if there is a single cause."""
         if len(self.causes) == 1:
             return self.causes[0].lines()
         named = [one for one in self.causes if one.label]
@@ -121,7 +121,7 @@ class Brief:
 
         Args:
             width: the number of columns.
-            most: the most rows; causes that do not fit are left out whole, and counted.
+            most: the maximum number of rows. Causes that do not fit are left out, and counted.
             head: whether `extent` and `more` are included, for a text without other context, as in `mha diagnose`.
         """
         indent = "  " * bool(self.causes)

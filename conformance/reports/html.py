@@ -23,20 +23,20 @@ from mha_core.stages import GRADIENT, is_gradient
 
 
 def write_html(path: Path, report: Mapping[str, Any]) -> None:
-    """Write the page, atomically.
+    """Write a report as an HTML page, atomically.
 
     Args:
         path: the file; an old one is replaced.
         report: the dict of `report.to_json`, or the content of a saved JSON report.
 
     Raises:
-        SpecError: `report` is no report, or one of another schema. Nothing is written.
+        SpecError: `report` is no report, or has another schema. Nothing is written.
     """
     write_whole(path, render(report).encode())
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """Return the page as text.
+    """Return the HTML page of a report as text.
 
     >>> from conformance.reports.text import to_json
     >>> page = render(to_json([], {}))
@@ -151,7 +151,7 @@ GRADIENT_LABELS = ("queries", "keys", "values", "weight", "bias", "query.weight"
 
 @dataclass(frozen=True)
 class Column:
-    """One subject in one dtype on one device: a column of the matrix, a row of the heat map."""
+    """One subject in one dtype on one device: a column in the table of results, a row in the heat map."""
 
     subject: str
     dtype: str
@@ -168,7 +168,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Ratio:
-    """An error / allowed error as shown: its text, and its step on the colour scale (None if it is no number)."""
+    """A ratio, error / allowed error, as it is shown: its text, and its step on the colour scale (None: no number)."""
 
     text: str
     step: int | None = None
@@ -220,7 +220,7 @@ class ResultView:
 
     @property
     def label(self) -> str:
-        """Return the description of a cell of the matrix for screen readers: case, column, status and worst ratio."""
+        """Return a result's text for screen readers, in the table of results: case, column, status and worst ratio."""
         worst = "" if self.worst.step is None else f", worst error / allowed error {self.worst.text}"
         return f"{self.case}, {self.column}: {self.words}{worst}"
 
@@ -259,7 +259,7 @@ class Group:
 
 
 def ratio(value: float | str | None) -> Ratio:
-    """Return the Ratio for an error / allowed error in JSON: a number, "nan", "inf" or "-inf"; None if there is none.
+    """Return the Ratio for an error / allowed error in JSON: a number, "nan", "inf", "-inf" or None (shown as "-").
 
     >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
     (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')
@@ -313,7 +313,7 @@ def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
 
 
 def groups_of(results: Sequence[ResultView]) -> list[Group]:
-    """Return the results grouped by Column; columns of one subject are neighbours, in the order of first results."""
+    """Return the results grouped by Column. A subject's columns are neighbours; subjects are in order of appearance."""
     order = list(dict.fromkeys(result.column.subject for result in results))
     columns = dict.fromkeys(result.column for result in results)
     groups = {column: Group(column) for column in sorted(columns, key=lambda column: order.index(column.subject))}
@@ -332,7 +332,7 @@ def groups_of(results: Sequence[ResultView]) -> list[Group]:
 
 
 def quantities_of(names: Iterable[str]) -> list[Quantity]:
-    """Return every stage, and the gradients among `names`: of the inputs first, then by projection."""
+    """Return the columns of a heat map: every stage, then the gradients among `names`, those of the inputs first."""
     gradients = {name.removeprefix(GRADIENT) for name in names if is_gradient(name)}
     found = []
     for name in gradients:

@@ -81,11 +81,11 @@ class LookedAt:
 
     Attributes:
         sizes: name of a size in words -> the largest in any call.
-        dtypes, devices, paths: those that were run; a path is one of a backend's.
+        dtypes, devices, paths: those that were run. A path is a way in which a backend runs layers, such as "compiled".
         kinds: the kinds of calls, from KINDS and SEQUENCES, that occurred.
         never: the dtypes, devices, paths and kinds of calls that did not occur.
         with_all: in words, what `mha check --all` would run besides.
-        parts: optional part of layers, in words -> the calls of layers with it, if there were any.
+        parts: optional part of layers, in words -> a description of the calls of layers with it.
     """
 
     sizes: dict[str, int]
@@ -129,7 +129,7 @@ def looked_at(
     """Return a description of the calls of these results; None if there was no answer.
 
     Args:
-        asked: the cases and sequences.
+        asked: the cases and sequences of calls of the run.
         results: the results; those without an answer do not count.
         subjects: the subjects that were run; backends among them say which paths they have.
         plan: the plan of the run, if it left cases or repetitions out. Default: it left none out.

@@ -9,7 +9,7 @@ import jinja2
 
 @cache
 def template(package: str, page: str, script: str = "") -> jinja2.Template:
-    """Return the template of a page, with variables `script` (its script) and `policy` (a CSP that lets no other run).
+    """Return a page's Jinja template. `script` and `policy` (a CSP that lets no other script run) are set in it.
 
     Args:
         package: the package that has the folder `templates`; this package's templates can be included as well.

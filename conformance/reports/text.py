@@ -44,7 +44,7 @@ def print_results(console: Console, results: Sequence[Result], looked_at: Looked
 
 
 def parity_table(results: Sequence[Result]) -> Table:
-    """Return one row per subject, dtype and device: the worst error / allowed error of each stage over all cases.
+    """Return a table with a row per subject, dtype and device: each stage's worst error / allowed error in all cases.
 
     Known deviations are counted in a column of their own, and their arrays are left out of the worst ratios.
     """
@@ -73,7 +73,7 @@ def row_line(results: Sequence[Result]) -> str:
 
 
 def recorded_table(results: Sequence[Result]) -> Table:
-    """Return one row per subject, dtype and device: how far its output is from the original's recorded one."""
+    """Return a table with a row per subject, dtype and device: how far outputs are from the recorded originals."""
     table = plain_table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
@@ -230,7 +230,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines unchanged: no markup, no colours but those of `style`, no breaks."""
+    """Print lines unchanged: without markup, line breaks, or colours other than `style`'s."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 

@@ -131,9 +131,9 @@ MOST_BYTES = 2**28
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
-    """Return a NumPy array, or a copy of it. SubjectFailed for any other object, with the conversion that is missing.
+    """Return a NumPy array, copied if `copy`. Raises SubjectFailed for other objects, and says how to convert them.
 
-    SubjectFailed is raised too for an array of more than MOST_BYTES whose shape is not `shape`.
+    SubjectFailed is also raised for an array of more than MOST_BYTES whose shape is not `shape`.
     """
     if isinstance(value, np.ndarray):
         if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
@@ -156,7 +156,7 @@ NO_REAL_NUMBERS = {
 
 
 def of_other_dtype(name: str, array: NDArray, dtype: str) -> str:
-    """Return what is wrong with an array of another dtype than that of a run in `dtype`.
+    """Return the message for an array whose dtype is not the one that a run in `dtype` must give.
 
     >>> of_other_dtype("output", np.zeros(3, np.int32), "float32")
     'output is int32; a run in float32 must give float32'
@@ -203,9 +203,7 @@ BY_ASSIGNMENT = "by assignment"
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
     """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
 
-    It begins with BY_ASSIGNMENT if items are assigned to.
-
-    For this, the call is made once more, with arrays that can't be written into.
+    The call is made once more, with read-only arrays. The result begins with BY_ASSIGNMENT if items are assigned to.
     """
     with read_only(arrays):
         try:

@@ -83,7 +83,7 @@ class Turn:
         layer: the number of the layer that is called. It is prepared at its first turn, for the problem of this turn.
         times: how often each call is made.
         thread: which thread makes the call, 0 or 1.
-        same_arrays: whether the layer gets the array objects of the turn before again, with other numbers in them.
+        same_arrays: whether the layer gets the previous turn's array objects again, with other numbers in them.
         spoil: whether the layer's output is then overwritten, as its caller may do.
         weights: new weights, which the layer gets before the call; None: it keeps its own.
         how: how it gets them. "set": by its `set_weights`; "in place": they are written into the arrays that `prepare`
@@ -126,7 +126,7 @@ class Session:
         self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
-        """Return the layer's answer to the inputs of `problem` (None: its own). The first call prepares the layer."""
+        """Return the layer's answer to `problem`'s inputs (None: the session's). The first call prepares the layer."""
         return next(self.answers([self.problem if problem is None else problem]))
 
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
@@ -355,5 +355,5 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Return whether a subject can answer again. If its attribute `recorded` is true it can't: it computes nothing."""
+    """Return whether a subject can run further calls. If its attribute `recorded` is true, it replays recorded ones."""
     return not getattr(subject, "recorded", False)

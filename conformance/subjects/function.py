@@ -28,7 +28,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """Return the names of optional parameters: a plain function is given each of them that it declares.
+    """Return the names of optional arguments. A plain function gets those that are among its parameters.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -50,7 +50,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return in words how to have an object judged that is no subject, such as a framework's layer or its class.
+    """Return advice on how to test an object that is no subject, such as a framework's layer or layer class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -81,7 +81,7 @@ class FunctionSubject:
         name: its name in reports.
         options: the names from `known_options` that it has as parameters.
         dtype, dtypes: the dtype of this run, and all dtypes that it computes in.
-        own_supports: the author's function (config, inputs) -> what it can't express, or None; None: no such function.
+        own_supports: the author's function (config, inputs) -> what can't be expressed, or None. Default: no function.
     """
 
     function: Callable[..., Any]

@@ -58,7 +58,7 @@ def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """Return a writable copy with the same strides (or with `strides`), so that it is transposed or expanded too."""
+    """Return a writable copy with the array's strides, or with `strides`: a transposed array stays transposed."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
@@ -76,9 +76,9 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
 
 
 def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-    """Return `arrays`, which are `given` in another dtype, with the memory layout of `given`.
+    """Return `arrays`, made from `given` by a cast to another dtype, with the memory layout of `given`.
 
-    Rounding changes strides, and splits an array that has several names; this undoes both.
+    A cast changes strides, and makes several arrays of one that has several names; this undoes both.
 
     >>> x = np.arange(6.0)[::2]
     >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides
@@ -115,7 +115,7 @@ def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
 
 
 def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
-    """Return the call with other arrays, by the names of `input_arrays`, in place of its own."""
+    """Return a copy of the call with these arrays, named as in `input_arrays`, in place of its own."""
     own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
     nested = {name: getattr(inputs, name) for name in ("mask", "rotary")}
     given = {name: x and x.map_arrays(lambda name, array: arrays[name]) for name, x in nested.items()}

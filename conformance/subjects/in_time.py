@@ -67,15 +67,15 @@ class _Worker:
 
 
 def in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """Return or raise as `work()` does, in another thread; TookTooLong after `seconds`.
+    """Run `work()` in another thread; return its result or raise its error. Raises TookTooLong after `seconds`.
 
-    A thread can't be stopped: it is abandoned then, and ends with the process at the latest.
+    The thread is then abandoned, because it can't be stopped; it ends with the process at the latest.
     """
     return all_in_time([work], seconds)[0]
 
 
 def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]:
-    """Return the results of all works, each run as by `in_time` at the same time; or raise the first error."""
+    """Run all `works` at the same time, each as `in_time` does; return their results or raise the first error."""
     if IS_ALONE:
         return [alone(work, seconds) for work in works]
     workers = [_idle.pop() if _idle else _Worker() for _ in works]
@@ -106,11 +106,11 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
 
 
 def tell(seconds: float) -> None:
-    """Tell the page that runs this to end it after `seconds` (0: when it likes). The page replaces this function."""
+    """Tell the web page that runs Python to end it after `seconds` (0: no limit). The page replaces this function."""
 
 
 def alone(work: Callable[[], Any], seconds: float) -> Any:
-    """Return `work()`, run in the only thread that there is; the page ends everything if that takes too long."""
+    """Return `work()`, run in this thread, as a browser has no other; the web page ends Python after `seconds`."""
     global _limit
     before, _limit = _limit, seconds
     tell(seconds)
@@ -151,14 +151,14 @@ _spare: dict[str, int] = {}
 
 
 def spare_streams() -> None:
-    """Duplicate stdout and stderr, so that they can be reopened if a subject closes them. Only for our own program."""
+    """Duplicate stdout and stderr, so that they can be reopened if a subject closes them. For our command line only."""
     for name in STREAMS:
         _spare[name] = os.dup(getattr(sys, name).fileno())
 
 
 @contextmanager
 def kept_surroundings() -> Iterator[None]:
-    """Return a context after which stdout and stderr are open and as before, and the recursion limit is no lower.
+    """Return a context that restores stdout and stderr at its end, and the recursion limit if it was lowered.
 
     Otherwise a subject that redirects its output and hangs, or closes a stream, would suppress the report.
     """
@@ -178,7 +178,7 @@ def kept_surroundings() -> Iterator[None]:
 
 @contextmanager
 def kept_numpy() -> Iterator[None]:
-    """Return a context after which NumPy's and Python's own functions are what they were, whatever was put there."""
+    """Return a context that restores NumPy's functions and settings, and Python's built-in functions, at its end."""
     import numpy as np  # the command line imports this module, and its help needs no NumPy
 
     before = [(vars(module), dict(vars(module))) for module in (builtins, np, np.linalg)]

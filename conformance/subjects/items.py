@@ -51,8 +51,8 @@ def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
     """Return the call with only these queries and new keys, in every array that has an axis for them.
 
-    Past keys stay; with past keys, `keys` must be all, because a mask counts both. In a layer with rotary positions,
-    positions of queries and of keys must be given (see `with_positions`).
+    Past keys stay; if there are any, `keys` must select all new keys, because a mask counts both. In a layer with
+    rotary positions, positions of queries and of keys must be given (see `with_positions`).
 
     >>> x = np.zeros((2, 5, 6))
     >>> taken = take_positions(AttentionInputs(x, x, x), slice(3, None), slice(4))
@@ -102,7 +102,7 @@ def reordered(arrays: Mapping[str, NDArray], inputs: AttentionInputs, order: NDA
     """Return a new dict of the arrays, with batch items reordered in each array that has an axis for them.
 
     Args:
-        arrays: name, as in `Trace.arrays` -> stage or gradient, or its allowed error.
+        arrays: name as in `Trace.arrays` -> a stage or gradient, or its allowed errors.
         inputs: the call.
         order: (B,) the old index of each item.
     """

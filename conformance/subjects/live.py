@@ -21,7 +21,7 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why no one mask argument of a live layer (see `mha_core.live.probe`) can express a mask; None if one can.
+    """Return why no single mask argument of a live layer (see `mha_core.live.probe`) can express a mask, or None.
 
     If several arguments had to be combined, their combination would be judged, and not the layer.
 
@@ -40,7 +40,7 @@ def why_not_one(mask: AttentionMask) -> str | None:
 
 
 class LiveSubject:
-    """A subject: a live layer, as `mha_core.live.probe` reads and runs it.
+    """A live layer (a framework's layer object) as a subject; `mha_core.live.probe` reads and runs it.
 
     Args:
         reading: the layer as it was read, and the function that runs it.
@@ -60,9 +60,9 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """Return the problem with the layer's own weights, and with one input if the layer takes one.
+        """Return the problem with the layer's own weights, and with a single input if the layer takes only one.
 
-        The result is None for another config, split inputs, a past, or several lengths where one input is taken.
+        The result is None for another config, split inputs, a past, or Lq != Lk where a single input is taken.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).

@@ -105,8 +105,8 @@ class LoadedSubject:
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         """Return in words what of a case the subject can't express; None if nothing.
 
-        Its `supports` and its `capabilities` decide, if it has them. Features that were added to the definition later
-        must be among the capabilities, because an object without them may be older.
+        Its `supports` and its `capabilities` decide, if it has them. Features that this project added later are
+        unsupported unless `capabilities` has them, because the subject may be older.
         """
         asked = getattr(self.original, "supports", None)
         if isinstance(self.original, FunctionSubject):

@@ -17,7 +17,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Seen:
-    """A base of subjects that wrap another one; attributes that they do not define are those of the wrapped one."""
+    """A base class of subjects that wrap another subject, from which they take the attributes that they lack."""
 
     subject: Any
 
@@ -89,7 +89,7 @@ FORMS = (
 
 
 def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form | None:
-    """Return the Form that all outputs have, from pairs (subject's shape, right shape); None if they have none."""
+    """Return the Form that all outputs have, from pairs (subject's shape, right shape); None if no Form fits."""
     is_right = all(got == right for got, right in shapes)
     fits = (form for form in FORMS if all(got == form.shape(*right) for got, right in shapes))
     return None if is_right else next(fits, None)
@@ -97,7 +97,7 @@ def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form |
 
 @dataclass(frozen=True)
 class Reformed(Seen):
-    """A subject that wraps one with outputs of another Form: it returns them as (B, Lq, Do), and no other stages."""
+    """A subject that wraps one whose outputs have another Form. It returns them as (B, Lq, Do), and no other stages."""
 
     form: Form
 

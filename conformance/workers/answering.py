@@ -42,7 +42,7 @@ _sessions: OrderedDict[str, Session] = OrderedDict()
 
 
 def answered(request: bytes) -> tuple[bytes, bytes]:
-    """Call the function that a request names; return Frame.ANSWER and its result, or Frame.RAISED and its error."""
+    """Call the function that a request names; return (Frame.ANSWER, result) or (Frame.RAISED, error), as bytes."""
     try:
         name, _, given = request.partition(b"\0")
         function = _named(name.decode())  # its module knows what else may be sent to it
@@ -73,13 +73,13 @@ def answers(
     calls: list[AttentionInputs],
     limit: float,
 ) -> wire.Together:
-    """Return (a layer's answers, each name -> array; the error that ended them, or None). A new layer is prepared.
+    """Run a layer on calls; return (its answers, each name -> array; the error that ended them, or None).
 
     Args:
         session: the name of the prepared layer.
-        source: how its subject is made.
-        layer: its config and weights; None if it has been prepared.
-        calls: the inputs of its calls, in this order.
+        source: the function (its name, its arguments) that returns the layer's subject.
+        layer: the config and weights to prepare it with; None if it has been prepared.
+        calls: the inputs of the calls, in this order.
         limit: seconds for each call, if the subject has a time limit.
 
     Raises:
@@ -110,7 +110,7 @@ def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
     """Return the results of `Session.turns` on newly prepared layers, with name -> array in place of each Trace.
 
     Args:
-        source: how the subject is made.
+        source: the function (its name, its arguments) that returns the subject.
         done: the turns, in this order.
         limit: seconds for each turn, if the subject has a time limit.
     """

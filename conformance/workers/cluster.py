@@ -113,7 +113,7 @@ class Cluster(Executor):
         return self._client.scheduler_comm is not self._connection or self._client.status != "running"
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Return a Future, as `concurrent.futures.Executor` does; it takes `execute`, a unit and its settings."""
+        """Submit `execute`, a unit and its settings; return a Future, as `concurrent.futures.Executor` does."""
         if function is not execute or len(arguments) != 2 or named:
             raise TypeError("a cluster takes execute, a unit and its settings")
         future: Future[Any] = Future()

@@ -44,7 +44,7 @@ _line: Line | None = None
 
 
 def use_line(line: Line) -> None:
-    """Send all requests to other processes through this Line from now on."""
+    """Set the Line (the way to other processes) by which all requests are sent from now on."""
     global _line
     _line = line
 
@@ -57,7 +57,7 @@ class Elsewhere:
     settings: Settings
 
     def asked(self, seconds: float | None, kind: type[Kind], function: Callable[..., Any], *given: Any) -> Kind:
-        """Return what a function returns in that process; raises what it raises there.
+        """Call a function in the worker process; return its result, or raise its error.
 
         Args:
             seconds: the time that the call may take. None: no limit, as long as the process gives signs of life.
@@ -75,7 +75,7 @@ class Elsewhere:
             return self.read(strangers.ask(self.home, seconds, request), kind)
 
     def read(self, answer: tuple[bytes, bytes], kind: type[Kind]) -> Kind:
-        """Return the value in the answer that the process sent; raises as `asked`."""
+        """Return the value in an answer (the frame's kind, its content) of the process; raises as `asked`."""
         word, content = answer
         try:
             value = wire.loads(content)
@@ -104,7 +104,7 @@ class RemoteSession:
 
     Args:
         process: the process in which the layer is prepared.
-        source: how the layer's subject is made there.
+        source: the function (its name, its arguments) that returns the layer's subject there.
         problem: a problem with the layer's config and weights.
         limit: seconds that one answer may take.
     """
@@ -248,7 +248,7 @@ class DescribedBackend(Backend):
 
 
 def describe_backend(name: str, settings: Settings) -> DescribedBackend:
-    """Return a stand-in for a backend. A process is started for it, which describes it and will do its work.
+    """Start a process for a backend, and return a stand-in, which has that process do all computations.
 
     Raises:
         CannotStart: its interpreter can't be used.
@@ -327,7 +327,7 @@ def describe_subjects(
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
-    """Return a user's subject in one dtype, as `describe_subjects` does. OtherDtype if it does not compute in it."""
+    """Return a user's subject in one dtype, as `describe_subjects` does; raise OtherDtype if it lacks the dtype."""
     with _importing(spec, time_limit, settings) as process:
         said = process.asked(settings.import_limit, dict, answering.described_subject, spec, dtype, time_limit)
     return RemoteSubject(**said, settings=settings)

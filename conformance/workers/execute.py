@@ -58,7 +58,7 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """A `Line` that asks worker processes, one for each framework or subject, during one unit of work.
+    """A `Line` to worker processes, one for each framework or subject that a unit of work needs.
 
     Use it as a context manager: at the end the processes become idle.
 
@@ -127,7 +127,7 @@ class Stopped(BaseException):
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
-    """Return the answers of a unit of work, one for each item. Executors call this, on any machine.
+    """Do a unit of work in worker processes; return its answers, one for each item. Executors call this.
 
     If the worker process dies, the answer to its current item is `unit.lost(...)`; a new process does the rest.
 

@@ -21,7 +21,7 @@ END_SECONDS = 3.0
 
 
 def stand_guard() -> None:
-    """Fork: the child goes on; when it or the starter ends, the parent ends what is left. Without Linux, do nothing.
+    """Fork. The child goes on; when the child or its starter ends, the parent ends all processes left. Linux only.
 
     Call it before there are threads, with standard input as a pipe that the starter holds open.
     """

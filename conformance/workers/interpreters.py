@@ -63,8 +63,7 @@ class Settings:
     Args:
         interpreters: backend, subject, or module of a subject -> path of the Python that runs it. Any other is run by
             the Python that starts the process.
-        here: whether frameworks and subjects without an interpreter of their own run in the process that starts others,
-            as for a debugger.
+        here: whether frameworks and subjects without an interpreter of their own run in the starting process.
         import_limit: seconds for an interpreter to start, and then for a backend or a subject to be imported and made.
     """
 
@@ -84,10 +83,10 @@ def interpreters(
     say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
     switch: str = "--python",
 ) -> dict[str, str]:
-    """Return backend or subject -> interpreter, from options NAME=PATH, else from the file in the current folder.
+    """Return backend or subject -> path of its Python, from options NAME=PATH, else the current folder's file.
 
-    The file may have come with somebody else's folder. So the user is shown its content, and asked once for each path
-    and content.
+    The file (mha.toml or pyproject.toml) may be somebody else's. So the user is shown its content, and asked once for
+    each path and content.
 
     Args:
         options: values of `--python`.
@@ -175,7 +174,7 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
 
 
 def program(path: str, where: str) -> str:
-    """Return the absolute path of an interpreter, without resolving links, by which a virtual environment is known.
+    """Return the absolute path of an interpreter. Links are not resolved: a virtual environment is known by its link.
 
     Raises:
         SpecError: there is none; the message begins with `where`.

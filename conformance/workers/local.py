@@ -45,7 +45,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Return a Future, as `concurrent.futures.Executor` does; a Unit as the first argument decides the Home."""
+        """Submit a function; return its Future. If the first argument is a Unit, it decides the Home of the process."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None

@@ -210,7 +210,7 @@ class WorkerProcess:
                 yield pickle.loads(content)
 
     def ask(self, request: bytes, seconds: float | None) -> tuple[bytes, bytes]:
-        """Return kind and content of the answer to a request, or raise as `exchange`. Not if `home.is_ours`."""
+        """Send a request; return the kind and content of the answer, or raise as `exchange`. Not if `home.is_ours`."""
         try:
             ((kind, content),) = self.exchange(request, seconds)
         except ValueError:  # it says more or less than it was asked

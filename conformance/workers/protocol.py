@@ -71,7 +71,7 @@ class TooLong(WorkerDied):
 
 
 class Unit(ABC):
-    """Items of work on one subject, which a worker process of this project's code does one after another.
+    """A unit of work: items on one subject, which a worker process of this project's code does in order.
 
     It is pickled, and so are its answers. The framework or subject runs in another process, that of `home`.
     """
@@ -103,7 +103,7 @@ class Line(Protocol):
     """A way to the processes of frameworks and subjects."""
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """Return the answer of the process of a Home: Frame.ANSWER or Frame.RAISED, and its content as bytes.
+        """Send a request to the process of a Home; return Frame.ANSWER or Frame.RAISED, and the answer's content.
 
         Args:
             home: the Home whose process gets the request.
@@ -154,7 +154,7 @@ class Channel:
 
         Raises:
             EOFError: the other side is gone.
-            ValueError: the frame has more bytes than `most`, as the other side says.
+            ValueError: the other side announces a frame of more than `most` bytes.
             Exception: `patience` raised it, which ended the wait.
         """
         length, kind = _HEADER.unpack(self._exactly(_HEADER.size))

@@ -23,7 +23,7 @@ WhyNot = Callable[[int, Any], str]
 def run_units(
     units: Sequence[Unit], executor: Executor, settings: Settings, why_not: WhyNot = lambda number, answer: ""
 ) -> Iterator[_Event]:
-    """Run all units; yields (number of the unit, number of the item, answer) as they come, each item once.
+    """Run all units; yield (number of the unit, number of the item, answer) in order of completion, each item once.
 
     `Local` yields each answer at once, any other executor all answers of a unit together. Units at which a `Cluster`
     fails (its scheduler is gone, say) run on this machine; if any other executor fails at a unit, the answer to its
@@ -31,7 +31,7 @@ def run_units(
 
     Args:
         units, executor, settings: the work, what runs it, and what processes are started with.
-        why_not: (number of a unit, its latest answer) -> why its other items are not done, or "". Only `Local` calls
+        why_not: (number of a unit, its latest answer) -> why its remaining items are skipped, or "". Only `Local` calls
             it, in its threads.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()

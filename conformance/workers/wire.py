@@ -54,7 +54,7 @@ class Unreadable(ValueError):
 
 
 def sendable(cls: Class) -> Class:
-    """Return the class, marked as sendable; a decorator for dataclasses, and for errors made of their text alone."""
+    """Mark a class as sendable and return it; a decorator for dataclasses, and for errors that have only a text."""
     _classes[cls.__name__] = cls
     return cls
 
@@ -79,7 +79,7 @@ def is_sendable(array: NDArray) -> bool:
 
 @dataclass(frozen=True)
 class Together:
-    """A value to send; each of its arrays that has the same bits as another is sent once, and received as one array."""
+    """A value to send. Arrays in it with equal bits are sent once, and received as one array."""
 
     value: Any
 

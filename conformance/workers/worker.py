@@ -150,7 +150,7 @@ def _serve(link: _Link, request: bytes) -> None:
 
 
 def plain(error: BaseException) -> Any:
-    """Return the error if its class is this project's, which the other side has; else an ErrorElsewhere about it.
+    """Return the error if its class is this project's, so that the other process can read it; else an ErrorElsewhere.
 
     >>> plain(KeyError("a"))
     ErrorElsewhere("KeyError: 'a'")

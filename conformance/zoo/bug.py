@@ -54,7 +54,7 @@ class Contradiction(DoesNotApply):
 
 @dataclass(frozen=True, eq=False)
 class Bug:
-    """One bug.
+    """A bug: a way of getting attention wrong, as replaced steps of the reference.
 
     Args:
         id: its name, in kebab-case.
@@ -88,7 +88,7 @@ class Bug:
         return frozenset(self.forward) | frozenset(self.backward)
 
     def run_state(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
-        """Return `reference.run_state` with this bug's steps. Raises DoesNotApply where the bug can't be made."""
+        """Run the reference with this bug, as `reference.run_state` does. Raises DoesNotApply if it can't be made."""
         forward, backward = pipelines(self)
         return reference.run_state(config, weights, inputs, forward=forward, backward=backward)
 
@@ -119,7 +119,7 @@ def _replaces(bug: Bug, name: str) -> bool:
 
 
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
-    """Return the forward and the backward pipeline with the steps of all `bugs`.
+    """Return the forward and the backward pipeline (step's name -> step) with the steps of all `bugs`.
 
     If several bugs replace one step, its result has the changed numbers of each bug. The step raises Contradiction if
     two bugs would change one number in different ways. Bugs that wrap a step (`OnTop`) act after the others.
@@ -244,7 +244,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of bugs with one fix, and with the same first stage that they change.
+    """A table of bugs that share a fix and the first stage that they change. Calling it returns the bug of one row.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -305,7 +305,7 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
 
 
 def of_past(name: str, change: Change, where: Where) -> Steps:
-    """Return {name: step} for "keys" or "values", with `change(state, past)` in place of a past (B, G, Lp, d or dv)."""
+    """Return {name: step} for "keys" or "values", with `change(state, past)` for a cached past (B, G, Lp, d or dv)."""
 
     def changed(state: State, right: NDArray) -> NDArray:
         past = state.sizes.past_len
@@ -320,7 +320,7 @@ def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
 
 
 def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
-    """Return {name: step}, as if the mask had other fields. Padded keys that the step then lets in are not set to 0.
+    """Return {name: step}, where the step uses a mask with changed fields. Padded keys that it lets in are not zeroed.
 
     Args:
         where: state -> whether the bug affects this call.

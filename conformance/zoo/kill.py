@@ -79,7 +79,7 @@ class KillTable:
 
 
 def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], None] = lambda case: None) -> KillTable:
-    """Return the KillTable of every bug, case and dtype; `progress` is called with each case when it is done."""
+    """Run every bug on every case in every dtype; return the KillTable. `progress`: called with each case done."""
     kills = []
     for case in cases:
         kills.append(kills_of(bugs, case))
@@ -140,7 +140,7 @@ def _shows(case: Case, dtype: str) -> Shows:
 
 
 def smallest_cover(names: Sequence[str], sets: Collection[frozenset[str]]) -> tuple[str, ...]:
-    """Return the fewest names such that every set that is not empty holds one of them.
+    """Return the fewest names such that every non-empty set holds at least one of them.
 
     >>> smallest_cover(["a", "b", "c"], [frozenset("ab"), frozenset("bc"), frozenset("c"), frozenset()])
     ('a', 'c')
@@ -194,7 +194,7 @@ EXPENSIVE_COST = 20.0
 
 @dataclass(frozen=True)
 class KillUnit(Unit):
-    """Work for a worker process: cases to run on bugs. A case's answer is its `Kills`, or a line on why it has none.
+    """A unit of work for a worker process: cases to run with bugs. Each case gives `Kills`, or a line on why not.
 
     Args:
         bugs, cases: ids of bugs of the zoo, and of cases of the table.
@@ -236,7 +236,7 @@ def kill_apart(
     """Return the result of `kill`, from worker processes; all bugs must be in the zoo, all cases in the table.
 
     Raises:
-        BackendError: a process died. A table that lacks a case would say that bugs survive.
+        BackendError: a process died, so that a case has no result.
     """
     names = tuple(bug.id for bug in bugs)
     # Expensive ones begin first, so that nobody waits for the last of them alone.

@@ -55,7 +55,7 @@ LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
 @cache
 def bugs_of_large_blocks() -> tuple[Bug, ...]:
-    """Return the bugs with large blocks, which only cases with at least a block of queries or keys can show.
+    """Return the bugs of attention in large blocks. Only cases with at least a block of queries or keys show them.
 
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'

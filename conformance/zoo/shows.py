@@ -22,7 +22,7 @@ _pipelines = lru_cache(maxsize=1024)(pipelines)
 
 @dataclass(frozen=True, eq=False)
 class Shows:
-    """One problem in one dtype, and the stages that a layer returns for it.
+    """A test of which bugs show in one problem, in one dtype, in the stages that a layer returns.
 
     Args:
         wanted: the right result with its bounds.

@@ -35,7 +35,7 @@ def rerun(
     since: State | None = None,
     reads: Reads,
 ) -> tuple[State, bool]:
-    """Return a finished run with its replaced steps, and later steps that read a changed result, run again.
+    """Run again, in a finished run, the replaced steps and the later steps that read a changed result.
 
     Args:
         state: a result of `reference.run_state`; it is not changed.

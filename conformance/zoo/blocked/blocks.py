@@ -34,7 +34,7 @@ def keys_of_block() -> int:
 
 
 def in_blocks_of(bug: Bug, size: int) -> Bug:
-    """Return `bug` in blocks of `size` queries and keys; calls with fewer queries and keys can't show the bug."""
+    """Return `bug` with blocks of `size` queries and keys. Only calls with that many queries or keys can show it."""
 
     def sized(step: Step) -> Step:
         def run(state: State) -> Any:

@@ -43,7 +43,7 @@ def _given(state: State) -> bool:
 
 
 def scaled(scale: Callable[[State], float], where: Callable[[State], bool] = _default) -> Steps:
-    """Return {name: step}, with another scale in the layers for which `where` holds."""
+    """Return {name: step}, where the step uses `scale(state)` as the scale in the layers for which `where` holds."""
     return after("similarity", lambda s, right: s["unscaled"] * scale(s), where)
 
 

@@ -28,11 +28,11 @@ class Given:
     state: State
 
     def result(self, **changes: object) -> NDArray:
-        """Return x (B, heads, L, d) after the definition's norm with other settings."""
+        """Return the definition's norm of x (B, heads, L, d), with changed settings."""
         return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
-        """Return `unit` (x after the division) times the weight, plus the bias."""
+        """Return `unit` (the normalized x) times the weight, plus the bias."""
         scaled = unit if self.weight is None else (self.settings.offset + by_head(self.weight, self.x.shape)) * unit
         return scaled if self.bias is None else scaled + by_head(self.bias, self.x.shape)
 
