@@ -28,7 +28,7 @@ def from_weights(
         dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
 
     Raises:
-        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
+        SpecError: the weights do not fit the config; or no dtype is given and the arrays have several.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2)

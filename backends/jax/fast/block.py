@@ -45,7 +45,7 @@ class Static(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """The arrays that can have gradients, in a call or in a block of one; or their tangents, in the same fields.
+    """The differentiable arrays of one call or a block of it; or, in the same fields, their tangents.
 
     queries: (B, G, R, Lq, d), the scaled queries; R is how many query heads read a key head.
     keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), each as a tuple of arrays to join along the last axis.

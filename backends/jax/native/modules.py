@@ -56,7 +56,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
+    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
@@ -69,7 +69,7 @@ def eagerly() -> Any:
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context whose value is the module as a function, with its variables cast to `dtype`."""
+    """Return a context that yields the module as a function, with its variables cast to `dtype`."""
     with scope(dtype, device_of("cpu")):
         if isinstance(held, HeldLinen):
             module, variables = (
@@ -170,7 +170,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """Return a copy of the array that later calls `note` with its gradient; None if it gets no gradient."""
+    """Return a copy of the array; the backward pass calls `note` with its gradient. None if it gets no gradient."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -226,9 +226,9 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """Return the names of the direct submodules with parameters, and a function that lists `id` of each module inside.
+    """Return the names of direct submodules with parameters, and a function that returns `id` of each module inside.
 
-    The function is None for linen, which makes new modules in each call: there only names say what is inside what.
+    The function is None for linen, which makes new modules in each call.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None

@@ -26,7 +26,7 @@ Forward = Callable[..., Stages]
 
 
 class JaxSubject(NativeSubject):
-    """A base of JAX's subjects. It runs a layer, compiled together with its gradients; arrays are NumPy's."""
+    """A base of JAX's test subjects: it runs a jitted layer and its backward pass, with NumPy arrays in and out."""
 
     def __init__(self, dtype: str = "float64") -> None:
         super().__init__(dtype)

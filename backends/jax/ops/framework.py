@@ -101,7 +101,7 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """Return a JAX array of `dtype` (None: of its own dtype) made from a NumPy array or a list of JAX arrays.
+    """Return a NumPy array or a list of JAX arrays as one JAX array of `dtype` (None: of its own dtype).
 
     Anything else is returned unchanged, and so are arrays that `mha_core` refuses or JAX would narrow.
     """
@@ -114,7 +114,7 @@ def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of JAX or NumPy, for mha_core's checks; None for anything else."""
+    """Return the ArraySpec (shape and dtype) of a JAX or NumPy array; None for anything else."""
     return describe_array(array) if isinstance(array, (jax.Array, np.ndarray)) else None
 
 
@@ -143,7 +143,7 @@ def to_numpy(array: jax.Array) -> NDArray:
 
 
 def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
-    """Return the input width of a Dense, or None while nothing has decided it."""
+    """Return the declared input width of a Dense, else that of its kernel at `path`; None if it has no kernel yet."""
     if declared is not None:
         return declared
     node: Any = variables

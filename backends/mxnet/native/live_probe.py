@@ -25,7 +25,7 @@ Call = Callable[[Any, AttentionConfig, AttentionInputs, ToArray], Any]
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a block, called with the arguments of its `forward`, computes what its weights say."""
+    """Raise SpecError unless a block computes attention with these weights. Its `forward` names its arguments."""
     name = type(block).__name__
     told = _arguments(block)
     found = next((way for way in WAYS if told[: len(way)] == way), None)

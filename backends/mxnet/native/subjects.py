@@ -31,7 +31,7 @@ NO_ELEMENTS = "arrays without elements"
 
 
 class GluonSubject(NativeSubject):
-    """A base of MXNet's subjects. It runs a layer under autograd.record; it takes and returns NumPy arrays.
+    """A base of MXNet's test subjects: it runs a layer and its backward pass, with NumPy arrays in and out.
 
     Attributes:
         layer: the name of the layer in `backends.mxnet.native.convert`.
@@ -111,7 +111,7 @@ class FoldedSubject(GluonSubject):
 
 
 class D2lMultiHeadAttentionSubject(FoldedSubject):
-    """A subject: d2l.ai's layer. Its mask is the number of valid keys of each item, or of each query."""
+    """A test subject: d2l.ai's layer. Its mask is the number of valid keys of each item, or of each query."""
 
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
     layer = "d2l-mxnet"
@@ -126,7 +126,7 @@ class D2lMultiHeadAttentionSubject(FoldedSubject):
 
 
 class DenseAttentionSubject(FoldedSubject):
-    """A subject: Gluon's Dense projections and GluonNLP's masked softmax. Its mask is any array of ones and zeros."""
+    """A test subject: Gluon's Dense projections with GluonNLP's masked softmax. Its mask is an array of 0 and 1."""
 
     name: ClassVar[str] = "Gluon Dense, GluonNLP softmax"
     layer = "gluon"
@@ -181,7 +181,7 @@ class InterleavedSubject(GluonSubject):
 
 
 class InterleavedSelfAttentionSubject(InterleavedSubject):
-    """A subject: contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
+    """A test subject: contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
 
     name: ClassVar[str] = "MXNet interleaved selfatt"
     layer = "mxnet-selfatt"
@@ -200,7 +200,7 @@ class InterleavedSelfAttentionSubject(InterleavedSubject):
 
 
 class InterleavedEncDecAttentionSubject(InterleavedSubject):
-    """A subject: contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
+    """A test subject: contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
 
     name: ClassVar[str] = "MXNet interleaved encdec"
     layer = "mxnet-encdec"

@@ -82,7 +82,7 @@ def check_computes(name: str, dtype: Any) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of MXNet or NumPy, for mha_core's checks; None for anything else."""
+    """Return the ArraySpec (shape and dtype) of an MXNet or NumPy array; None for anything else."""
     if isinstance(array, mx.nd.NDArray):
         return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
     return describe_array(array) if isinstance(array, np.ndarray) else None
@@ -96,13 +96,13 @@ def to_numpy(array: mx.np.ndarray) -> NDArray:
 
 @mx.util.use_np
 def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
-    """Return a copy as an MXNet array, so that nothing MXNet does in place can reach the caller's array."""
+    """Return a copy of the array as an MXNet array. In-place operations on it do not reach the caller's array."""
     return mx.np.array(array, dtype=dtype, ctx=ctx)
 
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """Return an mx.np array on `ctx` made from a legacy array with its gradient, a NumPy array, or a list of arrays.
+    """Return a legacy array with its gradient, a NumPy array, or a list of arrays as one mx.np array on `ctx`.
 
     `dtype` None: its own dtype. Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or
     whose dtype MXNet lacks.
@@ -210,5 +210,5 @@ def dense(prefix: str, in_units: int | None, units: int, bias: bool, dtype: Any)
 
 
 def in_width(layer: Dense) -> int | None:
-    """Return the input width of a Dense, or None while it does not know it."""
+    """Return the input width of a Dense; None before its first call."""
     return max(layer.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

@@ -18,7 +18,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: tf.Tensor, valid_lens: tf.Tensor | None) -> tf.Tensor:
-    """Return the softmax over the last axis of (B, Lq, Lk); valid_lens is (B,) or (B, Lq).
+    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> masked_softmax(tf.zeros((1, 1, 4)), tf.constant([0])).numpy()  # nothing is allowed: a uniform row
     array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)
@@ -96,7 +96,7 @@ class D2lMultiHeadAttention(keras.Layer):
     def call(
         self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, valid_lens: tf.Tensor | None, **kwargs: Any
     ) -> tf.Tensor:
-        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq) -> (B, Lq, num_hiddens)."""
+        """Return (B, Lq, num_hiddens) from (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq)."""
         queries = self.transpose_qkv(self.W_q(queries))
         keys = self.transpose_qkv(self.W_k(keys))
         values = self.transpose_qkv(self.W_v(values))

@@ -29,7 +29,7 @@ D2L = ("D2lMultiHeadAttentionSubject",)
 
 
 def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, window: Any) -> None:
-    """Raise SpecError unless a layer called (query, value, key) computes what its weights and its window say."""
+    """Raise SpecError unless Keras's `layer(query, value, key)` computes attention with these weights and window."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         queries, keys, values = tensors(layer, inputs.queries, inputs.keys, inputs.values)
@@ -52,7 +52,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
 
 
 def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
+    """Raise SpecError unless `layer(queries, keys, values, valid_lens)` computes attention with these weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)

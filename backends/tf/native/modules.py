@@ -52,13 +52,13 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
+    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
     return module is held
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context whose value is the layer, with variables and policy in `dtype`; they are restored afterwards."""
+    """Return a context that yields the layer, with its variables and policy in `dtype` until the context ends."""
     layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
     variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
     policy = keras.dtype_policies.DTypePolicy(dtype)
@@ -83,7 +83,7 @@ def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """Return a copy of the tensor that later calls `note` with its gradient."""
+    """Return a copy of the tensor; the backward pass calls `note` with its gradient."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:

@@ -35,7 +35,7 @@ Tensors = Mapping[str, tf.Tensor]
 
 
 class TfSubject(NativeSubject):
-    """A base of TensorFlow's subjects. It runs a layer and a gradient tape, with NumPy arrays in and out."""
+    """A base of TensorFlow's test subjects: it runs a layer and its backward pass, with NumPy arrays in and out."""
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> Any:
@@ -47,7 +47,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; return the stages it exposes, by name."""
+        """Run the layer on `leaves` (see `AttentionInputs.leaves`); return name -> array that it exposes."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -127,7 +127,7 @@ class _LayerSubject(TfSubject):
 
 
 class MultiHeadAttentionSubject(_LayerSubject):
-    """A subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
+    """A test subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
 
     A layer with a dropout rate runs its own softmax instead, even outside training.
 
@@ -157,7 +157,7 @@ class MultiHeadAttentionScoresSubject(MultiHeadAttentionSubject):
 
 
 class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
-    """A subject: keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
+    """A test subject: keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
 
     name = "keras.layers.GroupQueryAttention"
     layout = "keras-gqa"
@@ -192,7 +192,7 @@ def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str,
 
 
 class DotProductAttentionSubject(TfSubject):
-    """A subject: keras.ops.dot_product_attention on (B, L, heads, width), between plain products with the weights."""
+    """A test subject: keras.ops.dot_product_attention on (B, L, heads, width), between products with the weights."""
 
     name = "keras.ops.dot_product_attention"
     capabilities = OPERATION
@@ -245,7 +245,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

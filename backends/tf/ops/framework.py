@@ -41,10 +41,7 @@ def device_of(name: str) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of TensorFlow or NumPy, for mha_core's checks; None for anything else.
-
-    A size that tracing does not know is None.
-    """
+    """Return the ArraySpec (shape, dtype) of a tensor or NumPy array; None for anything else, and for unknown sizes."""
     if isinstance(array, np.ndarray):
         return describe_array(array)
     if not isinstance(array, _TENSORS):
@@ -55,7 +52,7 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def as_tensor(array: Any, dtype: str | None = None) -> Any:
-    """Return a tensor of `dtype` (None: of its own dtype) made from a NumPy array or a list of tensors.
+    """Return a NumPy array or a list of tensors as one tensor of `dtype` (None: of its own dtype).
 
     Anything else is returned unchanged, and so is an array that `mha_core` refuses.
     """
@@ -109,7 +106,7 @@ def to_numpy(tensor: Any) -> NDArray:
 
 
 def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
-    """Return a copy on the current device, so that nothing done to it can reach the caller's array."""
+    """Return a copy of the array as a tensor on the current device."""
     return tf.cast(tf.constant(array), dtype)
 
 

@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct submodules with parameters, and a function that gives the ids of all inside."""
+    """Return the names of direct submodules with parameters, and a function that returns `id` of each module inside."""
     parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
     parts += [name for name, parameter in module._parameters.items() if parameter is not None]
     return parts, lambda: [id(part) for part in module.modules()]
@@ -111,7 +111,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which `seen` is told of every call of a chosen module: see `mha.recordings.hooks.Hooks`.
+    """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
 
     Forward hooks disable the fast paths that would skip the modules inside. Only encoders with nested tensors keep
     theirs, so it is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
@@ -313,7 +313,7 @@ class OwnLayer(LayerAdapter):
 
 
 class D2lLayer(LayerAdapter):
-    """An adapter for d2l.ai's layer, or any with the same W_q, W_k, W_v, W_o, num_heads and arguments."""
+    """An adapter for layers like d2l.ai's: the same arguments, and the attributes W_q, W_k, W_v, W_o and num_heads."""
 
     kind = "d2l.torch.MultiHeadAttention"
 

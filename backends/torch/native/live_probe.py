@@ -33,7 +33,7 @@ D2L = (f"{SUBJECTS}:D2lMultiHeadAttentionSubject",)
 
 
 def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
+    """Raise SpecError unless a torch.nn.MultiheadAttention computes attention with these weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         given = tensors(layer, inputs.queries, inputs.keys, inputs.values)
@@ -51,7 +51,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
+    """Raise SpecError unless `layer(queries, keys, values, valid_lens)` computes attention with these weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = inputs.mask.valid_lens

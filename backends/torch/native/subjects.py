@@ -32,7 +32,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class TorchSubject(NativeSubject):
-    """A base of PyTorch's subjects. It runs a layer and autograd, with NumPy arrays in and out.
+    """A base of PyTorch's test subjects: it runs a layer and its backward pass, with NumPy arrays in and out.
 
     Attributes:
         training: whether the layer is in train() mode.
@@ -46,7 +46,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; return the stages it exposes, by name."""
+        """Run the layer on `leaves` (see `AttentionInputs.leaves`); return name -> array that it exposes."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Return whether every gradient of a call with these inputs can be computed."""
@@ -91,7 +91,7 @@ def _trace(stages: Tensors, gradients: Mapping[str, np.ndarray] | None = None) -
 
 
 class MultiheadAttentionSubject(TorchSubject):
-    """A subject: torch.nn.MultiheadAttention with `need_weights=True`; its own softmax gives weights per head.
+    """A test subject: torch.nn.MultiheadAttention with `need_weights=True`; its own softmax gives weights per head.
 
     Attributes:
         need_weights: the layer's argument; if it is False, the layer runs scaled_dot_product_attention.
@@ -121,21 +121,21 @@ class MultiheadAttentionSubject(TorchSubject):
 
 
 class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
-    """A subject: the layer with its default `batch_first=False`, whose queries are (Lq, B, E)."""
+    """A test subject: the layer with its default `batch_first=False`, whose queries are (Lq, B, E)."""
 
     name = "torch.nn.MultiheadAttention (time-major)"
     batch_first = False
 
 
 class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
-    """A subject: the layer with `need_weights=False`, with gradients. It runs scaled_dot_product_attention."""
+    """A test subject: the layer with `need_weights=False`, with gradients. It runs scaled_dot_product_attention."""
 
     name = "torch.nn.MultiheadAttention (need_weights=False)"
     need_weights = False
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """A subject: the layer in train() mode. Dropout is refused: no argument takes the mask of weights that are kept."""
+    """A test subject: the layer in train() mode. It refuses dropout, because no argument takes a dropout mask."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True
@@ -147,7 +147,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A subject: `is_causal=True` beside the causal mask; the layer then uses its kernel's causal masking instead."""
+    """A test subject: the layer with a causal mask and `is_causal=True`, which leaves the masking to its kernel."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -159,7 +159,7 @@ class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
+    """A test subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
     capabilities = Capabilities()
@@ -224,7 +224,7 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
 
 
 class D2lMultiHeadAttentionSubject(TorchSubject):
-    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
     capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)

@@ -21,17 +21,17 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, on its device. A field is None if the call has no such argument.
+    """The mask of a call, or of one `Block` of its scores, on its device. A field is None without such an argument.
 
     key_len: Lk, of the past and the new keys. first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal
     and window allow key j iff first <= j < stop.
-    allowed: bool, as it was given but of rank 4; True = may attend.
-    bias: as it was given but of rank 4; -inf excludes.
+    allowed: bool, the caller's array with four axes; True = may attend.
+    bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that no query can attend to.
-    reach: bounds (first, stop) in NumPy, where those two are None as well; None if reading would wait for a device.
-    is_diagonal: whether the mask excludes exactly what causal with an offset of 0 does.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
+        no query may attend to.
+    reach: `first` and `stop` in NumPy, also if these two are None; None if reading them would wait for a device.
+    is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
 
@@ -105,7 +105,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
-        SpecError: naming the first argument that does not fit.
+        SpecError: an argument does not fit the spec; the message names the first one.
     """
     sizes = check_call(call, spec, describe)
     mask, device = call.mask, call.queries.device
@@ -138,7 +138,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -156,7 +156,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block (None: of the whole call); first and stop are None if they exclude no key."""
+    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop
