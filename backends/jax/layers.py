@@ -149,7 +149,7 @@ class MultiHeadAttention(nn.Module):
 
     @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
-        """Return all seven stages of one call: `layer.apply(variables, call, method="stages")`."""
+        """Return all seven stages of a call, queries to output: `layer.apply(variables, call, method="stages")`."""
         config, training = self._config, not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)

@@ -63,5 +63,5 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def named_parameters(layer: MultiHeadAttention) -> dict[str, mx.gluon.Parameter]:
-    """Return canonical name -> parameter. `save_parameters` writes these names, which Gluon has no function for."""
+    """Return canonical name -> parameter. `save_parameters` writes these names."""
     return layer._collect_params_with_prefix()

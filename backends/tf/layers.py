@@ -125,7 +125,7 @@ class MultiHeadAttention(AttentionLayer):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
-        """Return all seven stages of one call; dropout acts in training alone."""
+        """Return all seven stages of a call, queries to output; dropout acts only in training."""
         config = self._config
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -191,8 +191,8 @@ class MultiHeadAttention(AttentionLayer):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: of the layer's compute dtype (a layer without parameters: of any); tensors,
-                or arrays of NumPy.
+            queries, keys, values: tensors or NumPy arrays, of the layer's compute dtype; of any if the layer has no
+                parameters.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.
@@ -240,7 +240,7 @@ class MultiHeadAttention(AttentionLayer):
         self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again, as JSON can hold them."""
+        """Return the constructor's arguments that make this layer again, as a dict for JSON."""
         widths = dict(zip(("query_dim", "key_dim", "value_dim"), self._given_widths, strict=True))
         return {**super().get_config(), **self._config.to_dict(), **widths}
 

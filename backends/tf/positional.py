@@ -16,7 +16,7 @@ from mha_core.dtypes import check_dropout
 class PositionalEncoding(keras.Layer):
     """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
 
-    It computes in the dtype of its input, which must be `dtype` where one was given; a mixed policy casts it.
+    It computes in the dtype of x. If `dtype` was given, x must have it; a mixed policy casts x.
 
     >>> import tensorflow as tf
     >>> PositionalEncoding(4)(tf.zeros((1, 2, 4))).numpy()[0, 1]

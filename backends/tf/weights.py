@@ -21,7 +21,7 @@ from mha_core.weights import Weights, check_weights, common_dtype
 def from_weights(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: str | tf.DType | None = None
 ) -> MultiHeadAttention:
-    """Return a built layer that holds copies of these weights. Python's random state stays as it was.
+    """Return a built layer with copies of these weights. Python's random state does not change.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -86,7 +86,7 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
 
 
 def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Return canonical name -> NumPy array of canonical shape, of variables by canonical name or of their gradients."""
+    """Return canonical name -> NumPy array of canonical shape, for a dict of variables or of their gradients."""
     return {name: to_numpy(_transposed(name, tf.convert_to_tensor(array))) for name, array in arrays.items()}
 
 

@@ -187,7 +187,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: of the parameters' dtype; tensors, or arrays of NumPy.
+            queries, keys, values: tensors or NumPy arrays, of the parameters' dtype.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.

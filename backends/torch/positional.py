@@ -13,7 +13,7 @@ from mha_core.dtypes import check_dropout
 class PositionalEncoding(nn.Module):
     """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
 
-    It computes in the dtype of its input, which must be `dtype` where the module was given one.
+    It computes in the dtype of x. If `dtype` was given, x must have it.
 
     >>> import torch
     >>> PositionalEncoding(4)(torch.zeros(1, 2, 4))[0, 1]

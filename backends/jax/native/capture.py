@@ -198,7 +198,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
 
 
 class FlaxLayer(LayerAdapter):
-    """A base of the adapters of flax.linen and flax.nnx: they read the same arguments. In masks, True = attend."""
+    """A base of adapters for flax.linen and flax.nnx, whose layers take the same arguments. In masks, True = attend."""
 
     def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
         queries = arguments["inputs_q"]

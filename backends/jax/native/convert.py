@@ -83,12 +83,12 @@ def from_native(
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.
-        variables: the variables of a layer of linen, as `layer.apply` takes them. Default: those that it is bound to.
+        variables: the variables of a linen layer, as `layer.apply` takes them. Default: those that it is bound to.
         probe: as in `from_linen`.
 
     Raises:
-        SpecError: `layer` is no such layer; a linen layer has no variables, neither bound nor given; `variables` are
-            given for an nnx layer; or the function for this kind of layer raises it.
+        SpecError: `layer` is of another class; a linen layer is unbound and no `variables` are given; `variables` are
+            given for an nnx layer; or the function that reads the layer raises it.
     """
     kind = layout_of(layer)
     if isinstance(layer, nnx.MultiHeadAttention):
@@ -129,7 +129,7 @@ def to_linen(
 ) -> tuple[nn.MultiHeadDotProductAttention, Variables]:
     """Return a flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
 
-    The layer has one switch for all biases: if the config has some of them, the others are zeros.
+    The layer has one switch for all biases. If the config has only some of them, the others are zeros.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -175,9 +175,8 @@ def from_linen(
             subclass or a custom function (attention_fn, qkv_dot_general) can change that.
 
     Raises:
-        SpecError: the layer normalises queries and keys, or decodes: canonical weights can't express these; the
-            variables do not fit it; or, unless probe=False, it computes something else or can't be run (as while JAX
-            traces).
+        SpecError: the layer has normalize_qk or decode, which canonical weights can't express; the variables do not
+            fit the layer; or, unless probe=False, the layer computes something else or can't be run (as under jit).
     """
     _refuse(layer, normalize_qk=False, decode=False)
     config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)

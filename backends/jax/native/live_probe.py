@@ -38,7 +38,7 @@ _probing: ContextVar[bool] = ContextVar("_probing", default=False)
 
 
 def is_probing() -> bool:
-    """Return whether a layer is being probed right now; such calls are not recorded as calls of the model."""
+    """Return whether a check of a layer's weights is calling the layer now. Such calls are not recorded."""
     return _probing.get()
 
 

@@ -21,7 +21,7 @@ from mha_core.errors import SpecError
 
 
 class HeldLinen(NamedTuple):
-    """A copy of a linen module that outlives the call that made it; with its variables and its path in the model."""
+    """A copy of a linen module, with its variables and its path in the model, that can run after the model's call."""
 
     module: nn.Module
     variables: Mapping[str, Any]
@@ -48,7 +48,7 @@ def numbers_in(parameter: jax.Array) -> NDArray:
 
 
 def is_training(module: Any) -> bool:
-    """Return whether a call of the module may draw random numbers; a linen module may if it has a key for dropout."""
+    """Return whether a linen module has a random key for dropout, or an nnx module has an active Dropout inside."""
     if isinstance(module, nn.Module):
         return bool(getattr(module.scope, "rngs", {}).get("dropout")) if module.scope is not None else False
     parts = (node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Dropout))
@@ -63,7 +63,7 @@ def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
 
 
 def eagerly() -> Any:
-    """Return a context without jit: each iteration of a scan is a call of its own, whose numbers can be read."""
+    """Return a context without jit, in which each step of a scan is a separate call whose numbers can be read."""
     return jax.disable_jit()
 
 
@@ -124,7 +124,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Return a context in which calls inside `jax.grad` are recorded too. Its tracers have values; jit's have none."""
+    """Return a context in which calls inside `jax.grad` are recorded too: its tracers have values (jit's have none)."""
     differentiated.append(True)
     try:
         yield
@@ -159,7 +159,7 @@ _identity.defvjp(_identity_forward, _identity_backward)
 
 
 def valued(value: Any) -> Any:
-    """Return the array behind a tracer of `jax.grad` or `jax.vjp`; other values unchanged, other tracers: SpecError."""
+    """Return the array in a tracer of `jax.grad` or `jax.vjp`; another value unchanged. SpecError for other tracers."""
     if not isinstance(value, jax.core.Tracer):
         return value
     seen: list[Any] = []
@@ -242,7 +242,7 @@ def _holds_params(part: Any) -> bool:
 
 
 def modules_in(module: Any) -> list[tuple[str, Any]]:
-    """Return (name, module) of all modules inside one of nnx; [] for linen, which makes modules only in a call."""
+    """Return a list of (name, module) inside an nnx module; [] for linen, whose submodules exist only during a call."""
     if not isinstance(module, nnx.Module):
         return []
     graph = ((".".join(map(str, path)), node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module))

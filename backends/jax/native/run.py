@@ -41,7 +41,7 @@ class JaxSubject(NativeSubject):
         """Return the gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """Return the mask as keyword arguments of the layer. The values that are no arrays are static in jit."""
+        """Return the mask as keyword arguments of the layer. Values other than arrays are static in jit."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:

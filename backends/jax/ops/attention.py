@@ -106,7 +106,7 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
 
 
 def drop(weights: Array, mask: Mask, dropout: nn.Dropout, training: bool) -> Array:
-    """Return the weights (B, H, Lq, Lk) after dropout. `mask.keep` says which it keeps; if it is None, chance does."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout.rate)
     return dropout(weights, deterministic=not training)

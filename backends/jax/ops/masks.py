@@ -117,7 +117,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
 
 
 def has_key(mask: Mask, allowed: Array) -> Array:
-    """Return bools, broadcastable to (B, H, Lq, 1): which queries have a key. `allowed`: as from `allowed_keys`."""
+    """Return bools, broadcastable to (B, H, Lq, 1): True at queries with a key. `allowed` is from `allowed_keys`."""
     if mask.allowed is not None or mask.bias is not None or mask.stop is None:
         return allowed.any(axis=-1, keepdims=True)
     return mask.stop > (0 if mask.first is None else mask.first)
@@ -163,7 +163,7 @@ def cut(array: Array, block: Block) -> Array:
 
 
 def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
-    """Return the slice of an array (..., Lk), or the array (..., 1) itself, for the `key_len` keys from `start` on."""
+    """Return the `key_len` keys from `start` on of an array (..., Lk); an array (..., 1) is returned unchanged."""
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 

@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return the items of a list as Floats with tuples as long as in this one: the inverse of `in_a_row`."""
+        """Return the items of a list in a Floats whose tuples are as long as here: the inverse of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -173,7 +173,7 @@ class Rules(NamedTuple):
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
     def of_next_head(self, attention: BlockAttention, block: Block) -> BlockAttention:
-        """Return the BlockAttention of a block. `attention` is the one of the same block in the head before it."""
+        """Return the BlockAttention of a block. `attention`, that of the head before, is reused if nothing differs."""
         if self.differ_by_head:
             return self.of(block)
         drops = self.mask.keep is not None or self.seed is not None

@@ -73,7 +73,7 @@ def watch(
 ) -> Iterator[None]:
     """Return a context that calls `seen` after each call of a chosen block: see `mha.recordings.hooks.Hooks.watch`.
 
-    Gluon's own hooks do not get keyword arguments. So in the context, each chosen block has a `forward` of its own.
+    Gluon's hooks get no keyword arguments, so the context replaces `forward` of each chosen block.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:

@@ -103,7 +103,7 @@ def from_native(
 
 
 def layout_of(layer: mx.gluon.Block) -> Layout:
-    """Return the layout that has the names of a block's parameters.
+    """Return the layout whose parameter names are those of the block.
 
     >>> layout_of(mx.gluon.nn.Dense(3, in_units=2))
     Traceback (most recent call last):
@@ -133,7 +133,7 @@ def read_block(layer: mx.gluon.Block) -> dict[str, NDArray]:
 
 
 def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx.Context | None = None) -> None:
-    """Set a block's parameters to these arrays, by name. A block that was not initialised is initialised.
+    """Set a block's parameters to these arrays, by name. The block is initialised first if it was not.
 
     The parameters become arrays of `mx.np` if `npx.is_np_array()`, else of `mx.nd`.
     """

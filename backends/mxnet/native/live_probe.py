@@ -62,7 +62,7 @@ def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
 
 @contextmanager
 def as_found(block: mx.gluon.Block) -> Iterator[None]:
-    """Return a context in evaluation mode without gradients; when it ends, the block's attributes are put back."""
+    """Return a context in evaluation mode without gradients; its end restores the attributes of the block's parts."""
     parts: list[mx.gluon.Block] = []
     block.apply(parts.append)
     kept = [(part, dict(vars(part))) for part in parts]

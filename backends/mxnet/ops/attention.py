@@ -96,7 +96,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """Return the result of `cap`, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
+    """Return (result of `cap`, tanh(similarity / c)). The second, for `cap_gradient`, is None without a softcap."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -106,7 +106,7 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the gradient of the similarity from that of the capped one. `tanh`: second result of `cap_and_tanh`."""
+    """Return the gradient of the similarity from `d_capped`, that of `cap`'s result; `tanh`: from `cap_and_tanh`."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
@@ -143,7 +143,7 @@ def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> mx.np.ndarray:
-    """Return the weights (B, H, Lq, Lk) after dropout. `mask.keep` says which it keeps; if it is None, chance does."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return drop_by(weights, mask.keep, dropout)
     return drop_at_random(weights, dropout, training)

@@ -58,8 +58,8 @@ class Mask(NamedTuple):
 def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
     """Return the call with MXNet arrays, in one context, in place of lists, numbers and NumPy's arrays.
 
-    The context is that of the call's first MXNet array, else of the layer's parameters. The mask's integers stay in
-    NumPy if they are there, because `build_mask` needs them so. Arguments that `check_call` refuses are not converted.
+    The context is that of the call's first MXNet array, else of the layer's parameters. Integers of the mask
+    stay in NumPy, where `build_mask` needs them. Arguments that `check_call` refuses are not converted.
     """
     ctx = context_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_mxnet(array, ctx))
@@ -153,7 +153,7 @@ def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
 
 
 def place(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return the slices of a block in an array of this shape, which is broadcast along its axes of size 1."""
+    """Return the slices that cut a block from an array of this shape. Axes of size 1 broadcast and are not cut."""
     return tuple(slice(None) if size == 1 else part for size, part in zip(shape, block, strict=True))
 
 

@@ -81,7 +81,7 @@ def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """Return an array of the same shape, whose memory is allocated when it is written; `mx.np.empty` does it at once.
+    """Return an array like `like` that gets its memory when it is first written, not at once as from `mx.np.empty`.
 
     This matters because Python may queue the operators of many blocks before the first one runs.
     """
@@ -90,9 +90,9 @@ def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
-    """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
+    """Register `backward`, while autograd records, to compute the gradients of `inputs` from those of `outputs`.
 
-    mx.autograd.Function would stop at the first input that needs no gradient, and overwrite gradients in place of
+    mx.autograd.Function would stop at the first input that needs no gradient, and overwrite gradients instead of
     adding to them. `backward` runs in a thread of MXNet, which has settings of its own.
     """
     if not mx.autograd.is_recording():

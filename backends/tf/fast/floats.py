@@ -46,7 +46,7 @@ class Floats(NamedTuple):
         return Floats(chunk.of(self.queries, self.group), keys, values, self.vector, bias)
 
     def of_block(self, block: Part) -> Floats:
-        """Return the slices of these tensors for a block: its queries, and the keys they reach; all items and heads."""
+        """Return these tensors cut to a block's queries and keys, with all items and heads."""
         bias = None if self.bias is None else cut_source(cut_source(self.bias, 2, block.queries), 3, block.keys)
         keys, values = cut(self.keys, 2, block.keys), cut(self.values, 2, block.keys)
         return Floats(cut(self.queries, 2, block.queries), keys, values, self.vector, bias)

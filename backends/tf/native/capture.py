@@ -104,7 +104,7 @@ def watch(
 ) -> Iterator[None]:
     """Return a context that calls `seen` after each call of a chosen layer: see `mha.recordings.hooks.Hooks.watch`.
 
-    Keras has no hooks: in the context, each chosen layer has its own `call` in place of that of its class.
+    Keras has no hooks, so the context replaces `call` of each chosen layer.
     """
     chosen: dict[int, tuple[str, Any]] = {}
     inside: set[int] = set()

@@ -57,8 +57,7 @@ class D2lDotProductAttention(keras.Layer):
 class D2lMultiHeadAttention(keras.Layer):
     """Multi-head attention of d2l.ai: `num_hiddens` wide, masked by valid_lens alone.
 
-    The constructor's first three arguments are the book's, and unused: a Dense layer learns its input's width from its
-    first call.
+    The constructor's first three arguments are the book's. They are unused: the first call decides input widths.
 
     >>> layer = D2lMultiHeadAttention(100, 100, 100, 100, 5, 0.5)
     >>> layer(tf.ones((2, 4, 100)), tf.ones((2, 6, 100)), tf.ones((2, 6, 100)), tf.constant([3, 2])).shape
@@ -106,7 +105,7 @@ class D2lMultiHeadAttention(keras.Layer):
         return self.W_o(self.transpose_output(self.attention(queries, keys, values, valid_lens, **kwargs)))
 
     def transpose_qkv(self, x: tf.Tensor) -> tf.Tensor:
-        """(B, L, num_hiddens) -> (B * num_heads, L, num_hiddens / num_heads)."""
+        """Return x (B, L, num_hiddens) as (B * num_heads, L, num_hiddens / num_heads)."""
         x = tf.reshape(x, (x.shape[0], x.shape[1], self.num_heads, -1))
         x = tf.transpose(x, (0, 2, 1, 3))
         return tf.reshape(x, (-1, x.shape[2], x.shape[3]))

@@ -83,7 +83,7 @@ def _check(
 
 
 def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask (B, H, Lq, Lk) as (B, Lq, Lk), which Keras documents, if all heads agree; else unchanged.
+    """Return a mask (B, H, Lq, Lk) as (B, Lq, Lk), the shape in Keras's docs, if all heads are equal; else unchanged.
 
     >>> per_item(np.ones((2, 3, 4, 5), bool)).shape
     (2, 4, 5)
@@ -99,10 +99,10 @@ def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
 
 @contextmanager
 def as_found(layer: keras.Layer) -> Iterator[None]:
-    """Return a context in which no tape records; afterwards the layer's state is put back.
+    """Return a context in which no tape records. Its end restores the layer's state.
 
-    That is the state of its random seeds and other variables that are not trained, the tensors that it and its
-    sublayers store (weights of the last call), and their losses.
+    The state: variables that are not trained (random seeds too), losses, and tensors that the layer and its sublayers
+    store, such as the weights of the last call.
     """
     parts = list(layer._flatten_layers(include_self=True, recursive=True))
     kept = [(part, {name: value for name, value in vars(part).items() if _is_kept(value)}) for part in parts]

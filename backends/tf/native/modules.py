@@ -14,7 +14,7 @@ from mha_core.capture import Pulled
 
 
 def layers_in(target: Any) -> list[keras.Layer]:
-    """Return the layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
+    """Return a list of the layer and all layers inside it, outer ones first. Keras has no public function for this."""
     if isinstance(target, keras.Layer):
         return list(target._flatten_layers(include_self=True, recursive=True))
     return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
@@ -26,7 +26,7 @@ def hold(layer: Any) -> Any:
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Return path in the layer -> weight, for every weight in it; paths that several weights have get numbers."""
+    """Return path in the layer -> variable. If several share a path, the later ones get a number: "path#2"."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -47,7 +47,7 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Return False: in Keras only the call's argument `training` decides that, and `capture` reads it."""
+    """Return False: Keras has no training mode. `capture` reads the call's argument `training` instead."""
     return False
 
 

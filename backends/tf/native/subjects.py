@@ -43,7 +43,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """Return the tensors that gradients are taken of, by the layer's own names."""
+        """Return name -> parameter tensor, by the layer's own names; gradients are taken of these."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
@@ -92,10 +92,10 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Return whether some query may attend to a key that is NaN, or is NaN itself: its scores are then NaN.
+    """Return whether an allowed pair of query and key has a NaN score, because one of the two contains NaN.
 
-    In such a row a float32 softmax gives 0 with oneDNN, which TensorFlow uses on processors that suit it,
-    and NaN without oneDNN. No case can list that; the deviation is `keras-softmax-hides-nan`.
+    In a row with such a score, a float32 softmax gives 0 with oneDNN, which TensorFlow uses on some processors, and NaN
+    without it. No test case can list that; the deviation is `keras-softmax-hides-nan`.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:
@@ -178,10 +178,10 @@ class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
 
 
 def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-    """Return the mask as Keras's arguments: `use_causal_mask` if it can express causal, `attention_mask` for the rest.
+    """Return the mask as Keras's arguments `use_causal_mask` and `attention_mask`.
 
-    Keras aligns causal masks top-left, so the flag can express only `query_offset=0`. The mask is bool
-    (B, H, Lq, Lk), True = may attend, or None if nothing else is excluded.
+    Keras aligns causal masks top-left, so the flag is True only for a causal mask with query_offset=0. The rest is in
+    `attention_mask`, bool (B, H, Lq, Lk), True = may attend; None if the rest allows all keys.
     """
     mask, flag = inputs.mask, inputs.mask.causal and not np.any(inputs.mask.query_offset)
     allowed = allowed_keys(replace(mask, causal=mask.causal and not flag), inputs.check(config), config.num_heads)

@@ -77,7 +77,7 @@ def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
 
 
 def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """Return the gradient of the similarity from the gradient of `capped`, the result of `cap`."""
+    """Return the gradient of the similarity from `d_capped`, that of `capped`, the result of `cap`."""
     c = rule.softcap
     return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
 
@@ -111,7 +111,7 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
-    """Return the weights (B, H, Lq, Lk) after dropout. `mask.keep` says which it keeps; if it is None, chance does."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
     return dropout(weights, training=training)

@@ -66,7 +66,7 @@ def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     """Return the Mask of a call, after checking the whole call against the layer's spec.
 
-    Sizes that tracing does not know are not checked, and the values of `valid_lens` are not checked either then.
+    While tracing, unknown sizes are not checked, nor are the values of `valid_lens`.
 
     Args:
         call: the result of `placed`.
@@ -173,9 +173,9 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
-    """Return the span that holds every key that one of these queries may attend to; None for all keys.
+    """Return a span that contains every key that these queries may attend to; None for all keys.
 
-    It is found from `mask.reach`, the bounds that are known while tracing.
+    It comes from `mask.reach`, whose bounds are known even while tracing.
     """
     if mask.reach is None:
         return None

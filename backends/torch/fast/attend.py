@@ -46,10 +46,10 @@ class Floats(NamedTuple, Generic[Item]):
 
 
 class Constants(NamedTuple):
-    """The arguments of one call that have no gradients: the mask without its bias, the score without its vector.
+    """The arguments of one call that have no gradients; `mask` is without its bias, `score` without its vector.
 
     rate: the dropout rate; 0 outside training.
-    fused: whether the fused kernel computes the blocks.
+    fused: whether PyTorch's scaled_dot_product_attention computes the blocks.
     """
 
     mask: Mask

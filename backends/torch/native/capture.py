@@ -74,9 +74,9 @@ def as_array(value: Any) -> tuple[NDArray, str] | None:
 
 
 def is_random(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a module is random: a copy of it gives the same for one seed twice, and else for another.
+    """Return whether a module's output is random: equal in two runs with one seed, different with another seed.
 
-    A module or arguments that can't be copied or asked again are not random.
+    The runs are on copies. False if the module or its arguments can't be copied or run again.
     """
     inside = set(module.modules()) - {module}  # its own hooks are running
     for watched in _WATCHED:
@@ -113,9 +113,9 @@ def watch(
 ) -> Iterator[None]:
     """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
 
-    Forward hooks disable the fast paths that would skip the modules inside. Only encoders with nested tensors keep
-    theirs, so it is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
-    is computed once more without hooks.
+    Forward hooks disable the fast paths that would skip inner modules, except that of nn.TransformerEncoder with nested
+    tensors, which the context turns off. Since that path returns zeros at padding, the encoder runs once more without
+    hooks for its output.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")

@@ -66,14 +66,14 @@ class ScaledDotProductSubject(TorchSubject):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, config: AttentionConfig, mask: Mapping[str, Any]
     ) -> Tensor:
-        """(B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) -> (B, H, Lq, dv): call the operator."""
+        """Call the operator on (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) and return its output (B, H, Lq, dv)."""
         grouped = config.num_kv_heads != config.num_heads
         return F.scaled_dot_product_attention(
             queries, keys, values, scale=config.softmax_scale, enable_gqa=grouped, **mask
         )
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return attn_mask (B, H, Lq, Lk): bools, True = attend; or the bias, with -inf at excluded keys."""
+        """Return attn_mask (B, H, Lq, Lk) in a dict: bools, True = attend; or the bias, with -inf at excluded keys."""
         if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))

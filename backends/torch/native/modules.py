@@ -58,7 +58,7 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
     """Return a context like `computing` that casts a parameter only while something uses it.
 
-    A module with other references to its parameters, as nn.LSTM has, uses these uncast: it may raise, and the
+    A module that keeps other references to its parameters, such as nn.LSTM, uses them uncast: it may raise, and the
     parameters get no gradient.
     """
     wanted = TORCH_DTYPES[dtype]

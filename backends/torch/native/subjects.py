@@ -55,7 +55,7 @@ class TorchSubject(NativeSubject):
     def parameter_gradients(
         self, layer: nn.Module, config: AttentionConfig, gradients: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray]:
-        """Return gradients of the layer's own parameters under the canonical names."""
+        """Return the gradients of the layer's own parameters, converted to the canonical names."""
         return canonical_gradients(layout_of(layer), config, gradients)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
@@ -182,9 +182,10 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
-    """Return the masks of nn.MultiheadAttention (True = ignore): one for lengths per item, one for all other sources.
+    """Return a mask as a dict of nn.MultiheadAttention's arguments, in which True = ignore.
 
-    `key_padding_mask` is (B, Lk), `attn_mask` (B * H, Lq, Lk); both are bool, or float if there is a bias.
+    `key_padding_mask` (B, Lk) holds valid_lens (B,); `attn_mask` (B * H, Lq, Lk) has all other sources. Both are bool,
+    or float if there is a bias.
 
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
     >>> ignored_keys(AttentionMask(valid_lens=np.array([1])), sizes, num_heads=1, bias=None)
@@ -209,7 +210,7 @@ def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Te
 
 
 def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
-    """Return why a mask is not just causal with one of these offsets; None if it is."""
+    """Return None if a mask is just a causal one with one of these offsets; else a text that says what it is."""
     if not mask.causal:
         return "anything but a causal mask"
     others = [name for name in ("valid_lens", "allowed", "bias", "window") if getattr(mask, name) is not None]

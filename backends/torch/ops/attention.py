@@ -100,7 +100,7 @@ def masked_softmax(scores: Tensor, mask: Mask) -> Tensor:
 
 
 def drop(weights: Tensor, mask: Mask, dropout: float, training: bool) -> Tensor:
-    """Return the weights (B, H, Lq, Lk) after dropout. `mask.keep` says which it keeps; if it is None, chance does."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout)
     return nn.functional.dropout(weights, dropout, training)

@@ -50,7 +50,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
 
 
 def copied(tensor: torch.Tensor) -> NDArray:
-    """Return a NumPy copy of a layer's input or output. SpecError if it is nested, or has no numbers to copy."""
+    """Return a NumPy copy of a tensor. SpecError if it is nested, sparse or on the meta device."""
     if tensor.is_nested:
         raise SpecError(
             "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
@@ -63,7 +63,7 @@ def copied(tensor: torch.Tensor) -> NDArray:
 
 
 def refuse_autocast(module: torch.nn.Module) -> None:
-    """Raise SpecError if torch.autocast is on where a module is called: it chooses a dtype for each operation."""
+    """Raise SpecError if torch.autocast is on for a module, because the module then computes in no single dtype."""
     if not torch._C._is_any_autocast_enabled():  # asked at every call of every module
         return
     device = next((parameter.device.type for parameter in module.parameters()), "cpu")
@@ -109,7 +109,7 @@ def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
 
 
 def numbers(array: Any) -> NDArray | None:
-    """Return an array in NumPy; None if reading it would wait for a device, or while PyTorch traces."""
+    """Return an array as a NumPy array; None if PyTorch traces it, or if reading it would wait for a device."""
     if not isinstance(array, torch.Tensor):
         return None if torch.compiler.is_compiling() else np.asarray(array)
     if torch.compiler.is_compiling() or array.device.type != "cpu" or transforms_are_active():

@@ -54,13 +54,13 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return an argument of a mask, as a tensor if torch.compile traces and it is a list or of NumPy; else unchanged.
+    """Return an argument of a mask. While torch.compile traces, a list or a NumPy array becomes a tensor.
 
-    `AttentionMask` converts lists by functions of NumPy that a compiler can't follow.
+    `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
-        bias_dtype: the dtype of a bias that is a number or a list, which has none; None for the other sources.
+        bias_dtype: the dtype for a bias that is a number or a list; None for the other arguments.
     """
     if not torch.compiler.is_compiling() or given is None or isinstance(given, Tensor):
         return given
@@ -70,9 +70,9 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
 
 
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
-    """Return the call with tensors in place of lists, numbers and NumPy's arrays, on the device that computes it.
+    """Return the call with tensors in place of lists, numbers and NumPy's arrays, on one device.
 
-    That is the device of the call's first tensor, else of the layer's parameters. The mask's integers stay where they
+    The device is that of the call's first tensor, else of the layer's parameters. The mask's integers stay where they
     are, so that `build_mask` can read them without waiting. Arguments that `check_call` refuses are not converted.
 
     Raises:
@@ -179,7 +179,7 @@ def cut(array: Tensor, block: Block) -> Tensor:
 
 
 def expected_dtype(layer: nn.Module) -> str | None:
-    """Return the dtype that a layer's inputs must have, its parameters' dtype; None if it has no parameters.
+    """Return the dtype that a layer's inputs must have: that of its parameters. None if it has no parameters.
 
     It is None under autocast too, where PyTorch chooses a dtype for each operation.
     """
@@ -193,7 +193,7 @@ def expected_dtype(layer: nn.Module) -> str | None:
 
 
 def check_first_call(call: Call[Any], layer: nn.Module) -> None:
-    """Raise SpecError if a layer can't take its first call, which may have any input widths.
+    """Raise SpecError if a layer can't take this first call, in which input widths are still free.
 
     Args:
         call: the call, as `placed` returns it.
