@@ -198,8 +198,8 @@ class MultiHeadAttention(AttentionLayer):
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
                 steps of decoding. They come before the new keys; Lk counts both, in masks too.
-            positions: integers >= 0, (L,) or (B, L), for rotary positions: an array for queries and new keys, or a
-                tuple of two. Default: query i is at query_offset + i, new key j at Lp + j.
+            positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
+                keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
             rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
                 or two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.

@@ -23,7 +23,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """The size of a chunk in queries, groups (a key head with its query heads) and batch items, computed at once."""
+    """The size of a chunk that is computed at once: queries, groups (key head with query heads) and batch items."""
 
     queries: int
     groups: int
@@ -44,7 +44,7 @@ def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> 
 
 
 def in_chunks(compute: Compute, chunks: Chunks, floats: Floats) -> Array:
-    """Return the heads of a whole call. `compute(starts, floats)` returns those of one chunk, and runs for each."""
+    """Return the heads of a whole call. `compute(starts, floats)` is called for each chunk and returns its heads."""
     compute = partial(_in_a_loop, compute, (QUERIES,), chunks.queries)  # the innermost
     # The gradient of a bias of all items or of all groups is a sum over the others: these have a loop of their own.
     mixed = floats.bias is not None and floats.bias.shape[:2] not in ((1, 1), floats.queries.shape[:2])

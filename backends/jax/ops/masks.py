@@ -23,7 +23,7 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 
 
 class Mask(struct.PyTreeNode):
-    """The mask of a call, or of one `Block` of its scores, in JAX. A field is None without such an argument.
+    """The mask of a call, or of one `Block` of its scores, in JAX. A field is None if its argument is not given.
 
     key_len: Lk, the number of past and new keys. It is static; all other fields are leaves of a pytree.
     first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff
@@ -117,7 +117,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
 
 
 def has_key(mask: Mask, allowed: Array) -> Array:
-    """Return bools, broadcastable to (B, H, Lq, 1): True at queries with a key. `allowed` is from `allowed_keys`."""
+    """Return bools, broadcastable to (B, H, Lq, 1): True for a query with a key in `allowed` (see `allowed_keys`)."""
     if mask.allowed is not None or mask.bias is not None or mask.stop is None:
         return allowed.any(axis=-1, keepdims=True)
     return mask.stop > (0 if mask.first is None else mask.first)

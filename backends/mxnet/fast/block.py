@@ -127,7 +127,7 @@ class BlockAttention:
     def forward(
         self, queries: Array, keys: Sequence[Array], values: Sequence[Array], out: Array | None = None
     ) -> Array:
-        """Return the heads (..., n, dv), written to `out` if it is given."""
+        """Return the heads (..., n, dv) of n queries, written to `out` if it is given."""
         scores, _ = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is not None and self.exclusion.empty:

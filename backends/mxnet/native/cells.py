@@ -102,7 +102,7 @@ class InterleavedAttention(mx.gluon.Block):
 
 
 class InterleavedSelfAttention(InterleavedAttention):
-    """Self-attention whose `ff_in` projects an input to queries, keys and values, head by head: its rows are (H, 3, d).
+    """A self-attention layer whose `ff_in` makes queries, keys and values; its weight rows are ordered (H, 3, d).
 
     >>> layer = InterleavedSelfAttention(6, 2, units=8)
     >>> layer.initialize()
@@ -138,7 +138,7 @@ class InterleavedSelfAttention(InterleavedAttention):
 
 
 class InterleavedEncDecAttention(InterleavedAttention):
-    """Attention whose `ff_q` projects to queries and `ff_kv`, head by head, to keys and values: its rows are (H, 2, d).
+    """An attention layer whose `ff_q` makes queries, and `ff_kv` keys and values, with weight rows in order (H, 2, d).
 
     >>> layer = InterleavedEncDecAttention((6, 5), 2, units=8)
     >>> layer.initialize()

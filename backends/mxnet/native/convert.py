@@ -70,7 +70,7 @@ def to_native(
 def from_native(
     layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a Gluon block with the parameters of a layout, as read-only copies.
+    """Return config and canonical weights (read-only copies) of a Gluon block whose parameters have a known layout.
 
     The config has the sizes and the number of heads, and `dropout` if the layer has one.
 

@@ -47,7 +47,7 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """Return name -> intermediate array, in mha_core's shape, of those that the layer stored in its last call."""
+        """Return name -> array, in mha_core's shape, for each intermediate array that the last call stored."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)

@@ -106,7 +106,7 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the gradient of the similarity from `d_capped`, that of `cap`'s result; `tanh`: from `cap_and_tanh`."""
+    """Return the gradient of the similarity. `d_capped` is that of `cap`'s result; `tanh` is from `cap_and_tanh`."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 

@@ -30,7 +30,7 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, on its device. A field is None without such an argument.
+    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 

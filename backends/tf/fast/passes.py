@@ -36,7 +36,10 @@ class Dropping(NamedTuple):
         return Dropping(self.rate, seed)
 
     def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
-        """Return the dropout factors of these queries' weights, 0 or 1 / (1 - rate), always the same; else None."""
+        """Return the factors of dropout on these queries' weights, 0 or 1 / (1 - rate); None without dropout.
+
+        Each call for the same queries returns the same factors, so that the backward pass can repeat it.
+        """
         if mask.keep is not None:
             kept = mask.keep
         elif self.seed is not None:

@@ -47,7 +47,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves` (see `AttentionInputs.leaves`); return name -> array that it exposes."""
+        """Run the layer on `leaves` (see `AttentionInputs.leaves`). Return a dict of the arrays that it exposes."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -150,7 +150,7 @@ class MultiHeadAttentionSubject(_LayerSubject):
 
 
 class MultiHeadAttentionScoresSubject(MultiHeadAttentionSubject):
-    """A subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A test subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.MultiHeadAttention (return_attention_scores)"
     scores = True
@@ -171,7 +171,7 @@ class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
 
 
 class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
-    """A subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A test subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.GroupQueryAttention (return_attention_scores)"
     scores = True

@@ -77,7 +77,7 @@ def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
 
 
 def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """Return the gradient of the similarity from `d_capped`, that of `capped`, the result of `cap`."""
+    """Return the gradient of the similarity. `d_capped` is the gradient of `capped`, the result of `cap`."""
     c = rule.softcap
     return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
 

@@ -41,7 +41,10 @@ def device_of(name: str) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return the ArraySpec (shape, dtype) of a tensor or NumPy array; None for anything else, and for unknown sizes."""
+    """Return the ArraySpec (shape and dtype) of a TensorFlow or NumPy array; None for anything else.
+
+    A size unknown while tracing is None.
+    """
     if isinstance(array, np.ndarray):
         return describe_array(array)
     if not isinstance(array, _TENSORS):

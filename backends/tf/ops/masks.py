@@ -22,7 +22,7 @@ Part = Block[Span | None]
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, as tensors. A field is None without such an argument.
+    """The mask of a call, or of one `Block` of its scores, as tensors. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 

@@ -113,9 +113,8 @@ def watch(
 ) -> Iterator[None]:
     """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
 
-    Forward hooks disable the fast paths that would skip inner modules, except that of nn.TransformerEncoder with nested
-    tensors, which the context turns off. Since that path returns zeros at padding, the encoder runs once more without
-    hooks for its output.
+    Forward hooks disable the fast paths that skip inner modules. The context also turns off the nested tensors of
+    nn.TransformerEncoder. With them, the output has zeros at padding; so the encoder runs again for it, without hooks.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")

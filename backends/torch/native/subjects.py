@@ -46,7 +46,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves` (see `AttentionInputs.leaves`); return name -> array that it exposes."""
+        """Run the layer on `leaves` (see `AttentionInputs.leaves`). Return a dict of the arrays that it exposes."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Return whether every gradient of a call with these inputs can be computed."""

@@ -21,7 +21,7 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, on its device. A field is None without such an argument.
+    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
 
     key_len: Lk, of the past and the new keys. first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal
     and window allow key j iff first <= j < stop.
