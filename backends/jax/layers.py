@@ -41,9 +41,8 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
-            `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
-            first call decides it, as in every linen layer.
+        embed_dim, num_heads, and all further fields up to `query_key_norm`: see `mha_core.AttentionConfig`. Where
+            `query_dim`, `key_dim` or `value_dim` is None, the first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, with two differences. If `dtype` is None, nothing is
             cast: inputs must have the dtype of the parameters. And the default precision is "highest", with which
             accelerators do not round float32 inside a matrix product.

@@ -57,10 +57,10 @@ def from_weights(
 
 
 def to_weights(variables: Variables) -> Weights:
-    """Return the weights that a MultiHeadAttention's variables hold, under their canonical names.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
-    The arrays are read-only NumPy copies. bfloat16 parameters come out as float32, which holds each of them exactly.
-    `mha_core.check_weights`, not this function, checks whether they are finite and fit a config.
+    bfloat16 parameters come out as float32, which holds each of them exactly.
+    `mha_core.check_weights`, not this function, checks whether weights are finite and fit a config.
 
     Raises:
         SpecError: the variables hold no parameters.

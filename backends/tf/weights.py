@@ -53,7 +53,7 @@ def assign(layer: MultiHeadAttention, weights: Mapping[str, NDArray]) -> None:
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
@@ -64,7 +64,7 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
-    """Return canonical name -> Keras variable. SpecError before the first call has made them."""
+    """Return name -> Keras variable. Names are canonical, such as "q_proj.weight". SpecError if widths are unknown."""
     config = layer.config
     if not layer.built:
         _build(layer)

@@ -49,7 +49,7 @@ def from_weights(
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 

@@ -262,7 +262,7 @@ class NnxLayer(FlaxLayer):
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.jax.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.jax.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.jax.MultiHeadAttention"
     layer_type = MultiHeadAttention

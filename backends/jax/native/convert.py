@@ -56,7 +56,7 @@ def to_native(
         options: further arguments of the layer's constructor, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or `layout` is none of the three.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -77,7 +77,7 @@ def to_native(
 def from_native(
     layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return a layer's config and canonical weights (read-only NumPy copies).
+    """Return a layer's config, and its weights by canonical name, such as "q_proj.weight" (read-only NumPy copies).
 
     The kind of layer decides whether `from_linen`, `from_nnx` or `from_d2l` reads it.
 
@@ -165,7 +165,7 @@ def to_linen(
 def from_linen(
     layer: nn.MultiHeadDotProductAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
+    """Return the config of a linen layer, and its weights by canonical name, as read-only NumPy copies.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
@@ -232,7 +232,7 @@ def to_nnx(
 
 
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of an nnx layer, as read-only NumPy copies.
+    """Return the config of an nnx layer, and its weights by canonical name, as read-only NumPy copies.
 
     `probe` and errors are those of `from_linen`. The probe runs a copy of the layer.
     """
@@ -271,7 +271,7 @@ def to_d2l(
 def from_d2l(
     layer: D2lMultiHeadAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
+    """Return the config of d2l.ai's layer, and its weights by canonical name, as read-only NumPy copies.
 
     Args:
         layer, variables: as `layer.apply` takes them.

@@ -18,7 +18,7 @@ FILL = -1e6
 
 
 class D2lMultiHeadAttention(nn.Module):
-    """Multi-head attention as in the book: `num_hiddens` wide inside and at its output.
+    """Multi-head attention of d2l.ai: `num_hiddens` wide inside and at its output.
 
     Attributes:
         num_hiddens: H * d, the width of all four projections' outputs.

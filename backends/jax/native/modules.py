@@ -29,7 +29,7 @@ class HeldLinen(NamedTuple):
 
 
 def hold(module: Any) -> Any:
-    """Return what must be stored to call the module again later: a HeldLinen for linen, the module itself for nnx."""
+    """Return the object to keep for calling the module again later: a HeldLinen (linen) or the module itself (nnx)."""
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)

@@ -65,7 +65,7 @@ class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAtte
 
 
 class NnxMultiHeadAttentionSubject(JaxSubject):
-    """A test subject: flax.nnx.MultiHeadAttention without dropout. It computes by jax.nn.dot_product_attention."""
+    """A test subject: flax.nnx.MultiHeadAttention without dropout. It calls jax.nn.dot_product_attention."""
 
     name = "flax.nnx.MultiHeadAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)

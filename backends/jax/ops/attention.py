@@ -65,13 +65,13 @@ def _zero_rows(x: Array, padding: Array) -> Array:
 
 
 def dot_score(queries: Array, keys: Array, scale: float, *, precision: PrecisionLike = "highest") -> Array:
-    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
+    """Return q.k * scale, (B, H, Lq, Lk). The queries are scaled before the product, so that float16 overflows less."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(queries * scale, keys.swapaxes(-2, -1), precision=precision)
 
 
 def additive_score(queries: Array, keys: Array, vector: Array, *, precision: PrecisionLike = "highest") -> Array:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(jnp.tanh(queries[:, :, :, None] + keys[:, :, None]), vector, precision=precision)
 
@@ -113,6 +113,6 @@ def drop(weights: Array, mask: Mask, dropout: nn.Dropout, training: bool) -> Arr
 
 
 def weighted_sum(weights: Array, values: Array, *, precision: PrecisionLike = "highest") -> Array:
-    """Return weights @ values, (B, H, Lq, dv), in the dtype of the values even if a bias has made the weights wider."""
+    """Return weights @ values, (B, H, Lq, dv), in the values' dtype, even if a bias has made the weights wider."""
     values = repeat_kv_heads(values, weights.shape[1])
     return jnp.matmul(weights.astype(values.dtype), values, precision=precision)

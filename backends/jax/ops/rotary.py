@@ -33,7 +33,7 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
 
     Args:
         call: a result of `placed` that has been checked.
-        settings: the layer's rotary settings; None gives no tables.
+        settings: the layer's rotary settings. None: the tables are None.
         dtype: the dtype of the tables, which must be the dtype of the projected queries and keys.
 
     Raises:

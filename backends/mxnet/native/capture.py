@@ -113,7 +113,7 @@ def _forward(
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.mxnet.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.mxnet.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.mxnet.MultiHeadAttention"
     layer_type = MultiHeadAttention

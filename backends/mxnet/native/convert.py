@@ -31,7 +31,7 @@ def to_native(
     dtype: Any = None,
     ctx: mx.Context | None = None,
 ) -> mx.gluon.Block:
-    """Return an initialised layer of another design (`layout`) that holds copies of these weights.
+    """Return an initialised layer of the design `layout`, with copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -42,7 +42,7 @@ def to_native(
         ctx: the context of the parameters. Default: the current context.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> from mha_core import AttentionConfig, init_weights
@@ -70,7 +70,7 @@ def to_native(
 def from_native(
     layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights (read-only copies) of a Gluon block whose parameters have a known layout.
+    """Return the config of a Gluon block with a known layout, and its weights by canonical name, as read-only copies.
 
     The config has the sizes and the number of heads, and `dropout` if the layer has one.
 

@@ -13,7 +13,7 @@ from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
-    """Return what must be stored to call the block again later: here the block itself."""
+    """Return the object to keep for calling the block again later: here the block itself."""
     return block
 
 

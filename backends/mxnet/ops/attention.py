@@ -70,14 +70,14 @@ def _zero_rows(x: mx.np.ndarray, padding: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def dot_score(queries: mx.np.ndarray, keys: mx.np.ndarray, scale: float) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): q.k * scale."""
+    """Return q.k * scale, (B, H, Lq, Lk)."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return mx.np.matmul(queries * scale, keys.swapaxes(2, 3))
 
 
 @mx.util.use_np
 def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.ndarray) -> mx.np.ndarray:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     if queries.size == 0 or keys.size == 0:
         return nothing((*queries.shape[:3], keys.shape[2]), queries, keys, vector)

@@ -146,7 +146,7 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
 
 @mx.util.use_np
 def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
-    """Return `x` where `condition` holds, else the constant `otherwise`. The gradient is 0 where it does not hold.
+    """Return `x` where `condition` holds, else the constant `otherwise`, where the gradient of `x` is 0.
 
     The constant is made an array: with a Python number, the gradient of `where` would be multiplied by the condition,
     and 0 * NaN is NaN. Arrays without elements are not passed to `where`, which would end the process.

@@ -20,10 +20,10 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
-    """Return a function of mx.np arrays that runs the operator of MXNet with this name.
+    """Return a function of mx.np arrays that runs MXNet's operator `name`.
 
-    Keywords of a call are further attributes; `out` is the array, or the list of arrays, to write into. MXNet's own
-    function is slower, because it encodes all attributes in every call.
+    Keywords of the function are further attributes, except `out`, the array or list of arrays to write into. MXNet's
+    own function is slower, because it encodes all attributes in every call.
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))

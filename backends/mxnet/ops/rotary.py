@@ -20,7 +20,7 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
 
     Args:
         call: a result of `placed` that has been checked.
-        settings: the layer's rotary settings; None gives no tables.
+        settings: the layer's rotary settings. None: the tables are None.
 
     Raises:
         SpecError: a position is out of range.

@@ -49,5 +49,5 @@ def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    """Return x (B, H, n, m) @ values (B, G, m, dv), or x (B, H, n, dv) @ values^T; a head reads its group's values."""
+    """Return x (B, H, n, m) @ values (B, G, m, dv), or x (B, H, n, dv) @ values^T; H / G heads share values."""
     return unfold_groups(matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])

@@ -219,7 +219,7 @@ def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.tf.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.tf.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.tf.MultiHeadAttention"
     layer_type = MultiHeadAttention

@@ -50,7 +50,7 @@ def to_native(
         options: further arguments of the layer's constructor, such as `sliding_window` and `name`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, key_dim=5, head_dim=4, value_head_dim=7)
@@ -74,10 +74,10 @@ def to_native(
 
 
 def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return a layer's config, and its weights by canonical name, such as "q_proj.weight".
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
-    sizes, the config has the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
+    The weights are read-only copies in the layer's dtype. bfloat16 parameters come out as float32, which holds each of
+    them exactly. Besides sizes, the config has numbers of heads and `dropout`. For a sliding window, see `window_of`.
 
     Args:
         layer: one of those in LAYOUT_OF, built.

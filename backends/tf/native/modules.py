@@ -21,7 +21,7 @@ def layers_in(target: Any) -> list[keras.Layer]:
 
 
 def hold(layer: Any) -> Any:
-    """Return what must be stored to call the layer again later: here the layer itself."""
+    """Return the object to keep for calling the layer again later: here the layer itself."""
     return layer
 
 

@@ -192,7 +192,7 @@ def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str,
 
 
 class DotProductAttentionSubject(TfSubject):
-    """A test subject: keras.ops.dot_product_attention on (B, L, heads, width), between products with the weights."""
+    """A test subject: keras.ops.dot_product_attention on (B, L, heads, width), with matrix products as projections."""
 
     name = "keras.ops.dot_product_attention"
     capabilities = OPERATION

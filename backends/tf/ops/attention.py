@@ -58,13 +58,13 @@ def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
 
 
 def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
-    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
+    """Return q.k * scale, (B, H, Lq, Lk). The queries are scaled before the product, so that float16 overflows less."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return matmul(queries * scale, keys, transpose_b=True)
 
 
 def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     hidden = tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis])  # (B, H, Lq, Lk, S)
     return tf.cast(tf.tensordot(widened(hidden), widened(vector), axes=1), queries.dtype)

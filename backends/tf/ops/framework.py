@@ -179,8 +179,8 @@ def full_precision() -> Iterator[None]:
 def random_state_kept(salt: int) -> Iterator[None]:
     """Return a context in which new layers do not change Python's random state, from which Keras draws seeds.
 
-    The layers' seeds follow from that state (`keras.utils.set_random_seed`) and from `salt`: without a salt, two layers
-    would drop the same weights, because neither changes the state.
+    The layers' seeds follow from that state (`keras.utils.set_random_seed`) and `salt`. As the state does not change,
+    two layers with the same salt drop the same weights.
     """
     state = random.getstate()
     random.seed(random.getrandbits(64) ^ salt)

@@ -17,7 +17,7 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
 
     Args:
         call: a result of `placed` that has been checked.
-        settings: the layer's rotary settings; None gives no tables.
+        settings: the layer's rotary settings. None: the tables are None.
 
     Raises:
         SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies

@@ -81,7 +81,7 @@ def attend_in_blocks(
         mask: the mask of the call.
         dropout: the rate of dropout; it acts only in training.
         training: whether this is training.
-        query_block: how many queries to compute at once. None: the fused kernel, or as many as fit in memory.
+        query_block: how many queries to compute at once. None: the fused kernel, or what fits in the memory budget.
     """
     if len(operands.keys) > 1:
         return attend_at_once(operands, score, mask, dropout, training)

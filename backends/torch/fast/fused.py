@@ -23,7 +23,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether scaled_dot_product_attention computes this call right and stores no scores. `rate`: of dropout."""
+    """Return whether scaled_dot_product_attention computes this call right and stores no scores. `rate`: dropout's."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):

@@ -299,7 +299,7 @@ def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.torch.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.torch.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.torch.MultiHeadAttention"
     layer_type = MultiHeadAttention

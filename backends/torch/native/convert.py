@@ -42,7 +42,7 @@ def to_native(
         options: further arguments of the layer's constructor, such as `batch_first` (here True unless given).
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, key_dim=5, value_dim=4)
@@ -62,10 +62,10 @@ def to_native(
 
 
 def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return a layer's config, and its weights by canonical name, such as "q_proj.weight".
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
-    sizes, the config has `num_heads` and `dropout`.
+    The weights are read-only copies in the layer's dtype. bfloat16 parameters come out as float32, which holds each of
+    them exactly. Besides sizes, the config has `num_heads` and `dropout`.
 
     Args:
         layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode and dtype, on any device.

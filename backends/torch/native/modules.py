@@ -14,7 +14,7 @@ from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
-    """Return what must be stored to call the module again later: here the module itself."""
+    """Return the object to keep for calling the module again later: here the module itself."""
     return module
 
 

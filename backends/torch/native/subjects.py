@@ -115,7 +115,7 @@ class MultiheadAttentionSubject(TorchSubject):
         return {"weights": weights, "output": output} if self.need_weights else {"output": output}
 
     def options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return the other arguments of the call, its masks among them."""
+        """Return the keyword arguments of the call besides query, key and value: masks and flags."""
         masks = ignored_keys(inputs.mask, inputs.check(config), config.num_heads, leaves.get("bias"))
         return {"need_weights": self.need_weights, "average_attn_weights": False, **masks}
 

@@ -61,13 +61,13 @@ def _rows_of(x: Tensor, padding: Tensor) -> Tensor:
 
 
 def dot_score(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
+    """Return q.k * scale, (B, H, Lq, Lk). The queries are scaled before the product, so that float16 overflows less."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return (queries * scale) @ keys.transpose(-2, -1)
 
 
 def additive_score(queries: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return torch.tanh(queries.unsqueeze(3) + keys.unsqueeze(2)) @ vector
 
