@@ -52,7 +52,7 @@ COMPILER_OPTIONS: dict[str, CompilerOptions] = {
 
 
 class JaxBackend(Backend):
-    """The backend that runs backends.jax.MultiHeadAttention: under jax.jit, as users do, or operation by operation."""
+    """A backend that runs backends.jax.MultiHeadAttention, either under jax.jit or operation by operation."""
 
     name = "jax"
     slow_to_prepare = True
@@ -155,7 +155,7 @@ def _program(
 
 @cache
 def options_for(platform: str) -> CompilerOptions | None:
-    """Return a platform's compiler options, without any that this jaxlib lacks; None to keep JAX's own settings."""
+    """Return a platform's XLA compiler options, without those that this jaxlib lacks. None keeps JAX's own settings."""
     options = COMPILER_OPTIONS.get(platform)
     return None if options is None else accepted(options)
 

@@ -41,15 +41,14 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
-            `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
-            first call decides it, as in every linen layer.
+        embed_dim, num_heads, and all further fields up to `query_key_norm`: see `mha_core.AttentionConfig`. Where
+            `query_dim`, `key_dim` or `value_dim` is None, the first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, with two differences. If `dtype` is None, nothing is
             cast: inputs must have the dtype of the parameters. And the default precision is "highest", with which
             accelerators do not round float32 inside a matrix product.
 
     Raises:
-        SpecError: the sizes contradict each other; later, a call does not fit them.
+        SpecError: the sizes contradict each other, or a later call does not fit them.
 
     >>> import jax
     >>> layer = MultiHeadAttention(100, 5, dropout=0.5)
@@ -93,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """Return the config with the widths that the parameters have. SpecError before `init` decided them."""
+        """Return the config with the input widths of the parameters. SpecError before `init` sets them."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -122,9 +121,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv): a hook for subclasses.
+        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
 
-        The arguments are projected and split, but not yet normed or rotated. This class returns them unchanged.
+        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
         """
         return queries, keys, values
 
@@ -149,7 +148,7 @@ class MultiHeadAttention(nn.Module):
 
     @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
-        """Return all seven stages of one call: `layer.apply(variables, call, method="stages")`."""
+        """Return all seven stages of a call, queries to output: `layer.apply(variables, call, method="stages")`."""
         config, training = self._config, not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -172,11 +171,11 @@ class MultiHeadAttention(nn.Module):
         return_present: bool = False,
         query_block: int | None = None,
     ) -> Attended[Array]:
-        """Return the output of `stages`, and on request all keys and values, in memory that grows with Lq + Lk.
+        """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
             call, deterministic: as for `stages`.
-            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: the most queries to compute at once. None: as many as fit in the memory budget.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
@@ -223,22 +222,22 @@ class MultiHeadAttention(nn.Module):
         Args:
             queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
-            dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
+            dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
                 steps of decoding. They come before the new keys; Lk counts both, in masks too.
-            positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
-                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
-            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
-                a tuple of two such tuples, for queries and for new keys.
+            positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
+                keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
+            rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
+                or two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
-            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
+            return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv), the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
 
         Returns:
-            The output (B, Lq, Do); with return_weights or return_present a tuple: the output, then these in this order.
+            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
 
         Raises:
-            SpecError: before any arithmetic, naming what does not fit.
+            SpecError: an argument does not fit; the message names it. No arithmetic is done before.
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)

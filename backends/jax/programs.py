@@ -54,14 +54,14 @@ runs here. None if it can't be read: programs are then found by their texts alon
 
 
 class KeptProgram:
-    """A compiled function whose programs are kept on disk. Called with the same arguments, it gives the same bits.
+    """A jitted function whose compiled programs are stored on disk. Its results are bit for bit those of `compiled`.
 
     Args:
         compiled: `jax.jit` of a function whose arguments `static` are static.
         static: positions of the static arguments; all others are pytrees of arrays.
-        device: the device that it runs on.
-        kept: the store of programs on disk.
-        origin: the result of `origin`: a text about the code from which the function is traced; None: store nothing.
+        device: the device that the function runs on.
+        kept: the store on disk.
+        origin: the result of the function `origin`, a text that identifies the traced code. None: store nothing.
         options: the compiler's options; None for JAX's own settings.
     """
 
@@ -219,7 +219,7 @@ def text_key(text: str) -> str:
 def origin(layer: Any, path: str) -> str | None:
     """Return a text that identifies what a layer's program is traced from: `path`, the layer, all code, and Python.
 
-    The call's arguments are not in it. It is None if a field of the layer has no `exact` text, or code can't be read.
+    The text leaves out the call's arguments. None: a field of the layer has no `exact` text, or code can't be read.
     """
     if CODE is None:
         return None
@@ -238,7 +238,7 @@ def libraries() -> str:
 
 
 def exact(value: Any) -> str:
-    """Return a text that no other value has. TypeError for a value that has no such text.
+    """Return a text that differs for any two different values. TypeError for a value without such a text.
 
     >>> exact((1, 1.0, True, "1", None))
     "(1,1.0,True,'1',None,)"

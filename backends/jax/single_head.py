@@ -89,7 +89,7 @@ class _AttentionWithoutHeads(nn.Module):
 
 
 class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads.
+    """A layer that returns softmax(q.k * scale) v, without projections and heads.
 
     Attributes:
         dropout: probability that a weight is dropped unless `deterministic`.
@@ -115,7 +115,7 @@ class DotProductAttention(_AttentionWithoutHeads):
 
 
 class AdditiveAttention(_AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
+    """A layer that returns softmax(w . tanh(A q + C k)) v; queries and keys may differ in width (arXiv:1409.0473).
 
     Attributes:
         score_dim: S, the width of the hidden layer.

@@ -57,10 +57,10 @@ def from_weights(
 
 
 def to_weights(variables: Variables) -> Weights:
-    """Return the weights that a MultiHeadAttention's variables hold, under their canonical names.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
-    The arrays are read-only NumPy copies. bfloat16 parameters come out as float32, which holds each
-    of them exactly. Whether they are finite and fit a config is not checked here: see `check_weights`.
+    bfloat16 parameters come out as float32, which holds each of them exactly.
+    `mha_core.check_weights`, not this function, checks whether weights are finite and fit a config.
 
     Raises:
         SpecError: the variables hold no parameters.
@@ -74,7 +74,7 @@ def to_weights(variables: Variables) -> Weights:
 
 
 def to_canonical(params: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Return canonical name -> NumPy array of canonical shape, of parameters or of their gradients."""
+    """Return canonical name -> NumPy array of canonical shape, for a tree of parameters or of their gradients."""
     flat = flatten_dict(params)
     return {name: to_numpy(flat[_path(name)]).T for name in _NAMES if _path(name) in flat}
 

@@ -17,7 +17,7 @@ Compute = Callable[[Call[Any]], Stages[mx.np.ndarray] | Attended[mx.np.ndarray]]
 
 
 class MXNetBackend(Backend):
-    """The backend that runs backends.mxnet.MultiHeadAttention."""
+    """A backend that runs backends.mxnet.MultiHeadAttention."""
 
     name = "mxnet"
     relative_cost = 1.2

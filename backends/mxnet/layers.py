@@ -45,7 +45,7 @@ class MultiHeadAttention(KeywordBlock):
             `query_dim`, `key_dim` or `value_dim` is None, the first call decides it, as in `gluon.nn.Dense`.
 
     Raises:
-        SpecError: sizes that contradict each other; later, a call that does not fit them.
+        SpecError: the sizes contradict each other, or a later call does not fit them.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> import mxnet as mx
@@ -100,15 +100,15 @@ class MultiHeadAttention(KeywordBlock):
 
     @property
     def config(self) -> AttentionConfig:
-        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the input widths of the parameters. SpecError before a first call sets them."""
         return self._config.with_widths(*self._widths())
 
     def after_projection(
         self, queries: mx.np.ndarray, keys: mx.np.ndarray, values: mx.np.ndarray
     ) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
-        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv); a subclass may change them.
+        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
 
-        The arguments are projected and split, but not yet normed or rotated. Here they are returned unchanged.
+        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
         """
         return queries, keys, values
 
@@ -151,11 +151,11 @@ class MultiHeadAttention(KeywordBlock):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[mx.np.ndarray]:
-        """Return the output of `stages`, and on request all keys and values, in memory that grows with Lq + Lk.
+        """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
             call: as for `stages`.
-            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
@@ -198,22 +198,22 @@ class MultiHeadAttention(KeywordBlock):
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`;
                 arrays of MXNet or NumPy, or lists. Note that `mx.np.array([3, 2])` is float32:
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.
-            dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training,
+            dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training,
                 that is within `autograd.record()` or `autograd.train_mode()`.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
                 steps of decoding. They come before the new keys; Lk counts both, in masks too.
-            positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
-                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
-            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
-                a tuple of two such tuples, for queries and for new keys.
+            positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
+                keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
+            rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
+                or two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
-            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
+            return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv), the next past.
 
         Returns:
-            The output (B, Lq, Do); with return_weights or return_present a tuple: the output, then these in this order.
+            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
 
         Raises:
-            SpecError: before any arithmetic, naming what does not fit.
+            SpecError: an argument does not fit; the message names it. No arithmetic is done before.
             BackendError: a dtype that MXNet does not compute in.
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)

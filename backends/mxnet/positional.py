@@ -12,7 +12,7 @@ from mha_core.dtypes import check_dropout
 
 @mx.util.use_np
 class PositionalEncoding(mx.gluon.Block):
-    """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
+    """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
 
     >>> import mxnet as mx
     >>> PositionalEncoding(4)(mx.np.zeros((1, 2, 4))).round(4)[0, 1]
@@ -25,7 +25,7 @@ class PositionalEncoding(mx.gluon.Block):
         self.positions = sinusoidal_positions(max_len, embed_dim)  # of NumPy, in float64: rounded to x's dtype
 
     def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
-        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
+        """Return x (B, L, embed_dim) plus positions, after dropout. SpecError if x is too long or has another width."""
         x = as_mxnet(x, context_of_call(self, x))
         max_len, embed_dim = self.positions.shape
         check_computes("x", check_encoded(x, embed_dim=embed_dim, max_len=max_len, describe=describe).dtype)

@@ -90,7 +90,7 @@ class _AttentionWithoutHeads(KeywordBlock):
 
 @mx.util.use_np
 class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads.
+    """A layer that returns softmax(q.k * scale) v, without projections and heads.
 
     Args:
         dropout: probability that a weight is dropped in training.
@@ -114,7 +114,7 @@ class DotProductAttention(_AttentionWithoutHeads):
 
 @mx.util.use_np
 class AdditiveAttention(_AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
+    """A layer that returns softmax(w . tanh(A q + C k)) v; queries and keys may differ in width (arXiv:1409.0473).
 
     Args:
         score_dim: S, the width of the hidden layer.

@@ -53,7 +53,7 @@ def from_weights(
 
 @mx.util.use_np
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
     Raises:
         SpecError: the input widths are not known yet, or a parameter is not finite.
@@ -63,5 +63,5 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def named_parameters(layer: MultiHeadAttention) -> dict[str, mx.gluon.Parameter]:
-    """Return canonical name -> parameter. `save_parameters` writes these names, which Gluon has no function for."""
+    """Return name -> parameter. Names are canonical, such as "q_proj.weight", and as `save_parameters` writes them."""
     return layer._collect_params_with_prefix()

@@ -29,7 +29,7 @@ COMPILED = {"compiled": False, "fast-compiled": False, "fast-xla": True}
 
 
 class TensorFlowBackend(Backend):
-    """The backend that runs backends.tf.MultiHeadAttention: stages or fast path, eager or traced by tf.function."""
+    """A backend that runs `stages` or `attend` of backends.tf.MultiHeadAttention, eagerly or in a tf.function."""
 
     name = "tf"
     relative_cost = 2.0

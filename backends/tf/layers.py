@@ -47,7 +47,7 @@ class MultiHeadAttention(AttentionLayer):
             The keywords of every Keras layer (`name`, `dtype`, `trainable`) are taken too.
 
     Raises:
-        SpecError: sizes that contradict each other; later, a call that does not fit them.
+        SpecError: the sizes contradict each other, or a later call does not fit them.
 
     >>> import tensorflow as tf
     >>> layer = MultiHeadAttention(100, 5, dropout=0.5)
@@ -93,15 +93,15 @@ class MultiHeadAttention(AttentionLayer):
 
     @property
     def config(self) -> AttentionConfig:
-        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the input widths of the parameters. SpecError before a first call sets them."""
         return self._config.with_widths(*self._widths)
 
     def after_projection(
         self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv); a subclass may change them.
+        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
 
-        The arguments are projected and split, but not yet normed or rotated. Here they are returned unchanged.
+        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
         """
         return queries, keys, values
 
@@ -125,7 +125,7 @@ class MultiHeadAttention(AttentionLayer):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
-        """Return all seven stages of one call; dropout acts in training alone."""
+        """Return all seven stages of a call, queries to output; dropout acts only in training."""
         config = self._config
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -147,11 +147,11 @@ class MultiHeadAttention(AttentionLayer):
         query_block: int | None = None,
         training: bool | None = None,
     ) -> Attended[tf.Tensor]:
-        """Return the output of `stages`, and on request all keys and values, in memory that grows with Lq + Lk.
+        """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
             call, training: as for `stages`.
-            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
+            return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
@@ -191,26 +191,26 @@ class MultiHeadAttention(AttentionLayer):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: of the layer's compute dtype (a layer without parameters: of any); tensors,
-                or arrays of NumPy.
+            queries, keys, values: tensors or NumPy arrays, of the layer's compute dtype; of any if the layer has no
+                parameters.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
-            dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
+            dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
                 steps of decoding. They come before the new keys; Lk counts both, in masks too.
-            positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
-                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
-            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
-                a tuple of two such tuples, for queries and for new keys.
+            positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
+                keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
+            rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
+                or two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
-            return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
+            return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv), the next past.
             training: whether dropout acts. None: as in the layer that calls this one; False if there is none.
 
         Returns:
-            The output (B, Lq, Do); with return_weights or return_present a tuple: the output, then these in this order.
+            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
 
         Raises:
-            SpecError: before any arithmetic, naming what does not fit.
+            SpecError: an argument does not fit; the message names it. No arithmetic is done before.
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
@@ -240,7 +240,7 @@ class MultiHeadAttention(AttentionLayer):
         self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again, as JSON can hold them."""
+        """Return the constructor's arguments that make this layer again, as a dict for JSON."""
         widths = dict(zip(("query_dim", "key_dim", "value_dim"), self._given_widths, strict=True))
         return {**super().get_config(), **self._config.to_dict(), **widths}
 

@@ -14,9 +14,9 @@ from mha_core.dtypes import check_dropout
 
 @keras.saving.register_keras_serializable(package="mha")
 class PositionalEncoding(keras.Layer):
-    """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
+    """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
 
-    It computes in the dtype of its input, which must be `dtype` where one was given; a mixed policy casts it.
+    It computes in the dtype of x. If `dtype` was given, x must have it; a mixed policy casts x.
 
     >>> import tensorflow as tf
     >>> PositionalEncoding(4)(tf.zeros((1, 2, 4))).numpy()[0, 1]
@@ -38,7 +38,7 @@ class PositionalEncoding(keras.Layer):
 
     @spec_errors_kept()
     def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence, its width or dtype does not fit."""
+        """Return x (B, L, embed_dim) plus positions, after dropout. SpecError for a wrong length, width or dtype."""
         max_len, embed_dim = self._positions.shape
         x = as_tensor(x)
         check_encoded(x, embed_dim=embed_dim, max_len=max_len, layer_dtype=self._given_dtype, describe=describe)

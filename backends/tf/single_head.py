@@ -102,7 +102,7 @@ class _DotScoreOfInputs(DotScore):
 
 @keras.saving.register_keras_serializable(package="mha")
 class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads, in the dtype of its inputs.
+    """A layer that returns softmax(q.k * scale) v, without projections and heads, in the dtype of its inputs.
 
     Args:
         dropout: probability that a weight is dropped in training.
@@ -130,7 +130,7 @@ class DotProductAttention(_AttentionWithoutHeads):
 
 @keras.saving.register_keras_serializable(package="mha")
 class AdditiveAttention(_AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
+    """A layer that returns softmax(w . tanh(A q + C k)) v; queries and keys may differ in width (arXiv:1409.0473).
 
     Args:
         score_dim: S, the width of the hidden layer.

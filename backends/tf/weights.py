@@ -21,14 +21,14 @@ from mha_core.weights import Weights, check_weights, common_dtype
 def from_weights(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: str | tf.DType | None = None
 ) -> MultiHeadAttention:
-    """Return a built layer that holds copies of these weights. Python's random state stays as it was.
+    """Return a built layer with copies of these weights. Python's random state does not change.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
         dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
 
     Raises:
-        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
+        SpecError: the weights do not fit the config; or no dtype is given and the arrays have several.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2)
@@ -53,7 +53,7 @@ def assign(layer: MultiHeadAttention, weights: Mapping[str, NDArray]) -> None:
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
@@ -64,7 +64,7 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
-    """Return canonical name -> Keras variable. SpecError before the first call has made them."""
+    """Return name -> Keras variable. Names are canonical, such as "q_proj.weight". SpecError if widths are unknown."""
     config = layer.config
     if not layer.built:
         _build(layer)
@@ -86,7 +86,7 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
 
 
 def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Return canonical name -> NumPy array of canonical shape, of variables by canonical name or of their gradients."""
+    """Return canonical name -> NumPy array of canonical shape, for a dict of variables or of their gradients."""
     return {name: to_numpy(_transposed(name, tf.convert_to_tensor(array))) for name, array in arrays.items()}
 
 

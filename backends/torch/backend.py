@@ -29,7 +29,7 @@ Compute = Callable[[Call[torch.Tensor]], Stages[torch.Tensor] | Attended[torch.T
 
 
 class TorchBackend(Backend):
-    """The backend that runs backends.torch.MultiHeadAttention, eager or under torch.compile as one whole graph."""
+    """A backend that runs backends.torch.MultiHeadAttention, eagerly or compiled by torch.compile as one graph."""
 
     name = "torch"
 

@@ -11,9 +11,9 @@ from mha_core.dtypes import check_dropout
 
 
 class PositionalEncoding(nn.Module):
-    """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
+    """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
 
-    It computes in the dtype of its input, which must be `dtype` where the module was given one.
+    It computes in the dtype of x. If `dtype` was given, x must have it.
 
     >>> import torch
     >>> PositionalEncoding(4)(torch.zeros(1, 2, 4))[0, 1]
@@ -38,7 +38,7 @@ class PositionalEncoding(nn.Module):
         self.register_buffer("positions", table.to(dtype or torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
+        """Return x (B, L, embed_dim) plus positions, after dropout. SpecError if x is too long or has another width."""
         max_len, embed_dim = self.positions.shape
         x = as_tensor(x, self.positions.device)
         layer_dtype = None if self._given_dtype is None else dtype_name(self.positions.dtype)  # `to` may change it

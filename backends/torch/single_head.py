@@ -99,7 +99,7 @@ class _AttentionWithoutHeads(nn.Module):
 
 
 class DotProductAttention(_AttentionWithoutHeads):
-    """softmax(q.k * scale) v, without projections and heads.
+    """A layer that returns softmax(q.k * scale) v, without projections and heads.
 
     Args:
         dropout: probability that a weight is dropped in training.
@@ -121,7 +121,7 @@ class DotProductAttention(_AttentionWithoutHeads):
 
 
 class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
-    """softmax(w . tanh(A q + C k)) v, for queries and keys of any two widths (arXiv:1409.0473).
+    """A layer that returns softmax(w . tanh(A q + C k)) v; queries and keys may differ in width (arXiv:1409.0473).
 
     Args:
         score_dim: S, the width of the hidden layer.
@@ -150,7 +150,7 @@ class AdditiveAttention(LazyModuleMixin, _AttentionWithoutHeads):
         self.score = AdditiveScore(query_dim, key_dim, score_dim, device=device, dtype=dtype)
 
     def initialize_parameters(self, queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object) -> None:
-        """Let the first call decide the input widths that were not given; torch runs this before it."""
+        """Set the input widths that were not given to those of the first call. PyTorch runs this before `forward`."""
         if None not in self._widths()[:2]:
             return
         call = placed(Call(queries, keys, values), self)

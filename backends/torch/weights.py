@@ -21,7 +21,7 @@ def from_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> MultiHeadAttention:
-    """Return a layer, in training mode as every new module, that holds copies of these weights.
+    """Return a layer with copies of these weights, in training mode like every new module.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -29,7 +29,7 @@ def from_weights(
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
 
     Raises:
-        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
+        SpecError: the weights do not fit the config; or no dtype is given and the arrays have several.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2)
@@ -49,7 +49,7 @@ def from_weights(
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return name -> weight of a layer, as read-only NumPy copies. Names are canonical, such as "q_proj.weight".
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 

@@ -29,12 +29,12 @@ def attend_in_blocks(
     query_block: int | None = None,
     precision: PrecisionLike = "highest",
 ) -> Array:
-    """Return heads (B, H, Lq, dv), without an array of all scores.
+    """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
         operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are one array
             each, or two (the past and the new ones), which are joined only if there are several blocks.
-        score: how the operands are scored.
+        score: the score function.
         mask: the mask of the call.
         dropout: the dropout layer; it acts only in training.
         training: whether this is training.

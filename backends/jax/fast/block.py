@@ -32,7 +32,7 @@ Starts = dict[int, Any]
 
 
 class Static(NamedTuple):
-    """The static arguments of a call, which are no arrays: a program is compiled for each combination of them.
+    """The arguments of a call that are not arrays (static in jit). Each combination of them is compiled once.
 
     score: the score function of the layer, without its vector.
     rate: the rate of dropout; 0 outside training.
@@ -45,7 +45,7 @@ class Static(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """The arrays that can have gradients, in a call or in a block of one; or their tangents, in the same fields.
+    """The differentiable arrays of one call or a block of it; or, in the same fields, their tangents.
 
     queries: (B, G, R, Lq, d), the scaled queries; R is how many query heads read a key head.
     keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), each as a tuple of arrays to join along the last axis.
@@ -66,11 +66,11 @@ class Floats(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """The arrays that have no gradients, in a call or in a block of one.
+    """The arrays of one call or a block of it that are not differentiated.
 
     mask: the mask without its bias; its arrays are (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
     rng, number: the random key of dropout, and an integer that differs from block to block; None without dropout.
-    starts: axis -> first index of the block, for a block that still has the mask of the whole call.
+    starts: axis -> first index of the block, while `mask` is that of the whole call; empty once it is cut.
     """
 
     mask: Mask

@@ -63,7 +63,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which `seen` is told of every call of a chosen module: see `mha.recordings.hooks.Hooks`.
+    """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
 
     A linen model makes new modules in each call, so `choose` is called at each call of a module.
     """
@@ -198,7 +198,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
 
 
 class FlaxLayer(LayerAdapter):
-    """A base of the adapters of flax.linen and flax.nnx: they read the same arguments. In masks, True = attend."""
+    """A base of adapters for flax.linen and flax.nnx, whose layers take the same arguments. In masks, True = attend."""
 
     def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
         queries = arguments["inputs_q"]
@@ -262,7 +262,7 @@ class NnxLayer(FlaxLayer):
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.jax.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.jax.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.jax.MultiHeadAttention"
     layer_type = MultiHeadAttention
@@ -278,7 +278,7 @@ class OwnLayer(LayerAdapter):
 
 
 class D2lLayer(LayerAdapter):
-    """An adapter for d2l.ai's layer, or any with the same W_q, W_k, W_v, W_o, num_heads and arguments."""
+    """An adapter for layers like d2l.ai's: the same arguments, and the attributes W_q, W_k, W_v, W_o and num_heads."""
 
     kind = "d2l.jax.MultiHeadAttention"
 

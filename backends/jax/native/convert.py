@@ -56,7 +56,7 @@ def to_native(
         options: further arguments of the layer's constructor, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or `layout` is none of the three.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -77,18 +77,18 @@ def to_native(
 def from_native(
     layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return a layer's config and canonical weights (read-only NumPy copies).
+    """Return a layer's config, and its weights by canonical name, such as "q_proj.weight" (read-only NumPy copies).
 
     The kind of layer decides whether `from_linen`, `from_nnx` or `from_d2l` reads it.
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.
-        variables: the variables of a layer of linen, as `layer.apply` takes them. Default: those that it is bound to.
+        variables: the variables of a linen layer, as `layer.apply` takes them. Default: those that it is bound to.
         probe: as in `from_linen`.
 
     Raises:
-        SpecError: `layer` is no such layer; a linen layer has no variables, neither bound nor given; `variables` are
-            given for an nnx layer; or the function for this kind of layer raises it.
+        SpecError: `layer` is of another class; a linen layer is unbound and no `variables` are given; `variables` are
+            given for an nnx layer; or the function that reads the layer raises it.
     """
     kind = layout_of(layer)
     if isinstance(layer, nnx.MultiHeadAttention):
@@ -129,7 +129,7 @@ def to_linen(
 ) -> tuple[nn.MultiHeadDotProductAttention, Variables]:
     """Return a flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
 
-    The layer has one switch for all biases: if the config has some of them, the others are zeros.
+    The layer has one switch for all biases. If the config has only some of them, the others are zeros.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -165,7 +165,7 @@ def to_linen(
 def from_linen(
     layer: nn.MultiHeadDotProductAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
+    """Return the config of a linen layer, and its weights by canonical name, as read-only NumPy copies.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
@@ -175,9 +175,8 @@ def from_linen(
             subclass or a custom function (attention_fn, qkv_dot_general) can change that.
 
     Raises:
-        SpecError: the layer normalises queries and keys, or decodes: canonical weights can't express these; the
-            variables do not fit it; or, unless probe=False, it computes something else or can't be run (as while JAX
-            traces).
+        SpecError: the layer has normalize_qk or decode, which canonical weights can't express; the variables do not
+            fit the layer; or, unless probe=False, the layer computes something else or can't be run (as under jit).
     """
     _refuse(layer, normalize_qk=False, decode=False)
     config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)
@@ -233,7 +232,7 @@ def to_nnx(
 
 
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of an nnx layer, as read-only NumPy copies.
+    """Return the config of an nnx layer, and its weights by canonical name, as read-only NumPy copies.
 
     `probe` and errors are those of `from_linen`. The probe runs a copy of the layer.
     """
@@ -272,7 +271,7 @@ def to_d2l(
 def from_d2l(
     layer: D2lMultiHeadAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
+    """Return the config of d2l.ai's layer, and its weights by canonical name, as read-only NumPy copies.
 
     Args:
         layer, variables: as `layer.apply` takes them.

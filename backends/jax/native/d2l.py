@@ -18,7 +18,7 @@ FILL = -1e6
 
 
 class D2lMultiHeadAttention(nn.Module):
-    """Multi-head attention as in the book: `num_hiddens` wide inside and at its output.
+    """Multi-head attention of d2l.ai: `num_hiddens` wide inside and at its output.
 
     Attributes:
         num_hiddens: H * d, the width of all four projections' outputs.
@@ -66,7 +66,7 @@ class D2lMultiHeadAttention(nn.Module):
 
 
 def masked_softmax(scores: Array, valid_lens: Array | None) -> Array:
-    """Return the softmax over the keys of scores (N, Lq, Lk), which are FILL from key `valid_lens` (N,) or (N, Lq) on.
+    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> masked_softmax(jnp.zeros((1, 1, 4)), jnp.array([0]))  # nothing is allowed: a uniform row
     Array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)

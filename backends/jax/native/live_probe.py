@@ -38,12 +38,12 @@ _probing: ContextVar[bool] = ContextVar("_probing", default=False)
 
 
 def is_probing() -> bool:
-    """Return whether a layer is being probed right now; such calls are not recorded as calls of the model."""
+    """Return whether a check of a layer's weights is calling the layer now. Such calls are not recorded."""
     return _probing.get()
 
 
 def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """Raise SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
+    """Raise SpecError unless a linen `layer(inputs_q, inputs_k, inputs_v)` computes attention with these weights."""
     own, cross = layer.clone(parent=None), not isinstance(layer, nn.SelfAttention)
     # It may be said to the layer or in the call, and not in both.
     told: dict[str, Any] = {"deterministic": True} if layer.deterministic is None else {}
@@ -56,7 +56,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless an nnx layer called (inputs_q, inputs_k, inputs_v) computes what its weights say."""
+    """Raise SpecError unless an nnx `layer(inputs_q, inputs_k, inputs_v)` computes attention with these weights."""
     graph, state = nnx.split(layer)
 
     def program(state: Any, mask: Array | None, *inputs: Array) -> Any:
@@ -69,7 +69,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its variables say."""
+    """Raise SpecError unless `layer(queries, keys, values, valid_lens)` computes attention with these weights."""
     own = layer.clone(parent=None)
 
     def program(variables: Any, lens: Array | None, *inputs: Array) -> Any:

@@ -21,7 +21,7 @@ from mha_core.errors import SpecError
 
 
 class HeldLinen(NamedTuple):
-    """A copy of a linen module that outlives the call that made it; with its variables and its path in the model."""
+    """A copy of a linen module, with its variables and its path in the model, that can run after the model's call."""
 
     module: nn.Module
     variables: Mapping[str, Any]
@@ -29,7 +29,7 @@ class HeldLinen(NamedTuple):
 
 
 def hold(module: Any) -> Any:
-    """Return what must be stored to call the module again later: a HeldLinen for linen, the module itself for nnx."""
+    """Return the object to keep for calling the module again later: a HeldLinen (linen) or the module itself (nnx)."""
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)
@@ -48,7 +48,7 @@ def numbers_in(parameter: jax.Array) -> NDArray:
 
 
 def is_training(module: Any) -> bool:
-    """Return whether a call of the module may draw random numbers; a linen module may if it has a key for dropout."""
+    """Return whether a linen module has a random key for dropout, or an nnx module has an active Dropout inside."""
     if isinstance(module, nn.Module):
         return bool(getattr(module.scope, "rngs", {}).get("dropout")) if module.scope is not None else False
     parts = (node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Dropout))
@@ -56,20 +56,20 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
+    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
 
 
 def eagerly() -> Any:
-    """Return a context without jit: each iteration of a scan is a call of its own, whose numbers can be read."""
+    """Return a context without jit, in which each step of a scan is a separate call whose numbers can be read."""
     return jax.disable_jit()
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context whose value is the module as a function, with its variables cast to `dtype`."""
+    """Return a context that yields the module as a function, with its variables cast to `dtype`."""
     with scope(dtype, device_of("cpu")):
         if isinstance(held, HeldLinen):
             module, variables = (
@@ -124,7 +124,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Return a context in which calls inside `jax.grad` are recorded too. Its tracers have values; jit's have none."""
+    """Return a context in which calls inside `jax.grad` are recorded too: its tracers have values (jit's have none)."""
     differentiated.append(True)
     try:
         yield
@@ -159,7 +159,7 @@ _identity.defvjp(_identity_forward, _identity_backward)
 
 
 def valued(value: Any) -> Any:
-    """Return the array behind a tracer of `jax.grad` or `jax.vjp`; other values unchanged, other tracers: SpecError."""
+    """Return the array in a tracer of `jax.grad` or `jax.vjp`; another value unchanged. SpecError for other tracers."""
     if not isinstance(value, jax.core.Tracer):
         return value
     seen: list[Any] = []
@@ -170,7 +170,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """Return a copy of the array that later calls `note` with its gradient; None if it gets no gradient."""
+    """Return a copy of the array; the backward pass calls `note` with its gradient. None if it gets no gradient."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -226,9 +226,9 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """Return the names of the direct submodules with parameters, and a function that lists `id` of each module inside.
+    """Return the names of direct submodules with parameters, and a function that returns `id` of each module inside.
 
-    The function is None for linen, which makes new modules in each call: there only names say what is inside what.
+    The function is None for linen, which makes new modules in each call.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None
@@ -242,7 +242,7 @@ def _holds_params(part: Any) -> bool:
 
 
 def modules_in(module: Any) -> list[tuple[str, Any]]:
-    """Return (name, module) of all modules inside one of nnx; [] for linen, which makes modules only in a call."""
+    """Return a list of (name, module) inside an nnx module; [] for linen, whose submodules exist only during a call."""
     if not isinstance(module, nnx.Module):
         return []
     graph = ((".".join(map(str, path)), node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module))

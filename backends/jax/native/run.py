@@ -26,7 +26,7 @@ Forward = Callable[..., Stages]
 
 
 class JaxSubject(NativeSubject):
-    """A base of JAX's subjects. It runs a layer, compiled together with its gradients; arrays are NumPy's."""
+    """A base of JAX's test subjects: it runs a jitted layer and its backward pass, with NumPy arrays in and out."""
 
     def __init__(self, dtype: str = "float64") -> None:
         super().__init__(dtype)
@@ -41,7 +41,7 @@ class JaxSubject(NativeSubject):
         """Return the gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """Return the mask as keyword arguments of the layer. The values that are no arrays are static in jit."""
+        """Return the mask as keyword arguments of the layer. Values other than arrays are static in jit."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:

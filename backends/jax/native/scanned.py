@@ -38,12 +38,12 @@ def root_of(module: nn.Module) -> nn.Module:
 
 
 def is_lifted(root: nn.Module) -> bool:
-    """Return whether a root module is a submodule of a running model, made a root by a lifted transform like scan."""
+    """Return whether `root` is a submodule of a running model, inside a lifted transform such as nn.scan."""
     return bool(root.path) and bool(_running)
 
 
 def place_of(module: nn.Module) -> Path:
-    """Return the path of a module in its model; in a scan over stacked parameters, with the number of the iteration."""
+    """Return a module's path in its model. In a scan over stacked parameters, it contains the iteration's number."""
     root = root_of(module)
     around = next((one for one in reversed(_running) if one.root is root), None)
     return module.path if around is None else (*around.place, *module.path[len(root.path) :])

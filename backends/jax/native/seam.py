@@ -25,9 +25,9 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` takes each call of `jax.nn.dot_product_attention` while the target runs.
+    """Return a context in which `handle` runs in place of each `jax.nn.dot_product_attention` inside the target.
 
-    A call belongs to the innermost Flax module that is running.
+    A call belongs to the innermost running Flax module.
     """
     names = {}
     if isinstance(target, nnx.Module):

@@ -33,7 +33,7 @@ from mha_core.weights import Weights
 
 
 class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
-    """A subject: flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
+    """A test subject: flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
 
     name = "flax.linen.MultiHeadDotProductAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)
@@ -55,7 +55,7 @@ class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
 
 
 class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAttentionSubject):
-    """A subject: flax.linen.MultiHeadDotProductAttention with sow_weights=True, which exposes the weights."""
+    """A test subject: flax.linen.MultiHeadDotProductAttention with sow_weights=True, which exposes the weights."""
 
     name = "flax.linen.MultiHeadDotProductAttention (sow_weights)"
 
@@ -65,7 +65,7 @@ class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAtte
 
 
 class NnxMultiHeadAttentionSubject(JaxSubject):
-    """A subject: flax.nnx.MultiHeadAttention without dropout. It computes by jax.nn.dot_product_attention."""
+    """A test subject: flax.nnx.MultiHeadAttention without dropout. It calls jax.nn.dot_product_attention."""
 
     name = "flax.nnx.MultiHeadAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)
@@ -101,14 +101,14 @@ def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
 
 
 class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
-    """A subject: flax.nnx.MultiHeadAttention with sow_weights=True, which shows weights, computed in another way."""
+    """A test subject: flax.nnx.MultiHeadAttention with sow_weights=True. It exposes weights, on another code path."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True
 
 
 class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
-    """A subject: flax.nnx.MultiHeadAttention with inactive dropout (deterministic=True). It computes in another way."""
+    """A test subject: flax.nnx.MultiHeadAttention with inactive dropout (deterministic=True), on another code path."""
 
     name = "flax.nnx.MultiHeadAttention (dropout_rate, deterministic)"
 
@@ -117,7 +117,7 @@ class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
 
 
 class D2lMultiHeadAttentionSubject(JaxSubject):
-    """A subject: the layer of `backends.jax.native.d2l`. Every mask is given to it as valid_lens."""
+    """A test subject: d2l.ai's layer (`backends.jax.native.d2l`). It takes every mask as valid_lens."""
 
     name = "d2l.ai MultiHeadAttention in Flax"
     capabilities = Capabilities("head_dim", *WIDTHS, only_lengths=True)
@@ -203,7 +203,7 @@ class LinenDotProductAttentionSubject(_OperationSubject):
 
 
 class DotProductAttentionSubject(_OperationSubject):
-    """A subject: jax.nn.dot_product_attention with the whole mask as `mask`."""
+    """A test subject: jax.nn.dot_product_attention with the whole mask as `mask`."""
 
     name = "jax.nn.dot_product_attention"
     capabilities = OPERATION.but("past", without=("value_head_dim",))
@@ -238,7 +238,7 @@ class DotProductAttentionCausalSubject(_OwnWordsSubject):
 
 
 class DotProductAttentionWindowSubject(_OwnWordsSubject):
-    """A subject: jax.nn.dot_product_attention(local_window_size=...), whose window expresses causal masks too."""
+    """A test subject: jax.nn.dot_product_attention(local_window_size=...). The window also expresses causal masks."""
 
     name = "jax.nn.dot_product_attention (local_window_size)"
 
@@ -259,7 +259,7 @@ class DotProductAttentionWindowSubject(_OwnWordsSubject):
 
 
 class DotProductAttentionLengthsSubject(_OwnWordsSubject):
-    """A subject: jax.nn.dot_product_attention(key_value_seq_lengths=...)."""
+    """A test subject: jax.nn.dot_product_attention(key_value_seq_lengths=...)."""
 
     name = "jax.nn.dot_product_attention (key_value_seq_lengths)"
 

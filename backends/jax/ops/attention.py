@@ -19,10 +19,10 @@ from mha_core.config import AttentionConfig
 
 
 class Score(NamedTuple):
-    """The score function of a layer, as the fast path computes it block by block.
+    """A layer's score function, in a form that can score one block of queries at a time.
 
-    scale: the factor of a dot product. vector: (S,), w of the additive score, whose operands are A q and C k of width
-    S; None for a dot product. softcap: c in c * tanh(x / c); None without one.
+    scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
+    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
     """
 
     scale: float = 1.0
@@ -35,17 +35,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Array, mask: Mask) -> Array:
-    """Return x, (B, L, width) or (B, G, L, width), with 0 in the rows of new keys that no query can attend to."""
+    """Return new keys or values x, (B, L, width) or (B, G, L, width), with zeros where no query may attend."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
-    """Return (B, G, Lk, width): past keys or values, with 0 where no query can attend to them; then the new ones."""
+    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows are zeros where no query may attend."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
-    """Return the arrays that `after_past` joins, (past, new); with `join`, or without a past, one array."""
+    """Return the tuple (past, new) that `after_past` joins; a tuple of one array if `join` or if `past` is None."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -65,34 +65,33 @@ def _zero_rows(x: Array, padding: Array) -> Array:
 
 
 def dot_score(queries: Array, keys: Array, scale: float, *, precision: PrecisionLike = "highest") -> Array:
-    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
+    """Return q.k * scale, (B, H, Lq, Lk). The queries are scaled before the product, so that float16 overflows less."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(queries * scale, keys.swapaxes(-2, -1), precision=precision)
 
 
 def additive_score(queries: Array, keys: Array, vector: Array, *, precision: PrecisionLike = "highest") -> Array:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(jnp.tanh(queries[:, :, :, None] + keys[:, :, None]), vector, precision=precision)
 
 
 def cap(similarity: Array, rule: AttentionConfig | Score) -> Array:
-    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else c * jnp.tanh(similarity / c)
 
 
 def add_bias(scores: Array, mask: Mask) -> Array:
-    """Return (B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the mask's additive bias, if it has one."""
     bias = additive_bias(mask)
     return scores if bias is None else scores + bias
 
 
 def masked_softmax(scores: Array, mask: Mask) -> Array:
-    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys, 0 at the other keys. A row without an allowed key is all 0.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, forward or backward.
+    Such a row gets finite scores before the softmax and zeros after it, so no NaN arises, forward or backward.
     """
     if scores.shape[-1] == 0:  # the maximum of no keys is an error
         return scores
@@ -107,13 +106,13 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
 
 
 def drop(weights: Array, mask: Mask, dropout: nn.Dropout, training: bool) -> Array:
-    """Return the weights (B, H, Lq, Lk) after dropout: by the mask's keep-mask if it has one, else by `dropout`."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout.rate)
     return dropout(weights, deterministic=not training)
 
 
 def weighted_sum(weights: Array, values: Array, *, precision: PrecisionLike = "highest") -> Array:
-    """Return weights @ values, (B, H, Lq, dv), in the dtype of the values even if a bias has made the weights wider."""
+    """Return weights @ values, (B, H, Lq, dv), in the values' dtype, even if a bias has made the weights wider."""
     values = repeat_kv_heads(values, weights.shape[1])
     return jnp.matmul(weights.astype(values.dtype), values, precision=precision)

@@ -51,7 +51,7 @@ def scope(dtype: str, device: jax.Device) -> Iterator[None]:
 
 
 def any_rank(method: Method) -> Method:
-    """Return the method with broadcasting between ranks allowed, whatever the user sets jax_numpy_rank_promotion to."""
+    """Return the method with rank promotion allowed inside, whatever the user sets jax_numpy_rank_promotion to."""
 
     @wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """Return the dtype of a bound linen module's parameters; None if it has none, or casts to its own `dtype`."""
+    """Return the dtype of a bound linen module's parameters; None without parameters, or if it casts to its `dtype`."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
@@ -85,10 +85,10 @@ def layer_dtype(layer: Any) -> str | None:
 
 
 def to_array(name: str, array: Any) -> jax.Array:
-    """Return `array`, from NumPy or a list too, as a JAX array.
+    """Return `array`, which may also be a NumPy array or a list, as a JAX array.
 
     Raises:
-        SpecError: it is float64, or holds an integer beyond 32 bits, while JAX's 64-bit types are off.
+        SpecError: the array is float64, or holds an integer beyond 32 bits, while JAX's 64-bit types are off.
     """
     if isinstance(array, (np.ndarray, np.generic)):
         if array.dtype.kind == "f":
@@ -101,7 +101,7 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """Return a JAX array of `dtype` (None: of its own dtype) made from a NumPy array or a list of JAX arrays.
+    """Return a NumPy array or a list of JAX arrays as one JAX array of `dtype` (None: of its own dtype).
 
     Anything else is returned unchanged, and so are arrays that `mha_core` refuses or JAX would narrow.
     """
@@ -114,12 +114,12 @@ def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of JAX or NumPy, for mha_core's checks; None for anything else."""
+    """Return the ArraySpec (shape and dtype) of a JAX or NumPy array; None for anything else."""
     return describe_array(array) if isinstance(array, (jax.Array, np.ndarray)) else None
 
 
 def numbers(array: Any) -> NDArray | None:
-    """Return an array in NumPy; None if JAX traces it, or if reading it would wait for a device."""
+    """Return an array as a NumPy array; None if JAX traces it, or if reading it would wait for a device."""
     if isinstance(array, np.ndarray):
         return array
     is_near = has_values(array) and all(device.platform == "cpu" for device in array.devices())
@@ -127,7 +127,7 @@ def numbers(array: Any) -> NDArray | None:
 
 
 def has_values(array: Any) -> bool:
-    """Return whether the numbers of all arrays in a tree can be read: while JAX traces, they can't."""
+    """Return whether all arrays in a tree have numbers that can be read: tracers have none."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(array))
 
 
@@ -143,7 +143,7 @@ def to_numpy(array: jax.Array) -> NDArray:
 
 
 def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
-    """Return the input width of a Dense, or None while nothing has decided it."""
+    """Return the declared input width of a Dense, else that of its kernel at `path`; None if it has no kernel yet."""
     if declared is not None:
         return declared
     node: Any = variables

@@ -23,16 +23,16 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 
 
 class Mask(struct.PyTreeNode):
-    """The mask of a call, or of a `Block` of one, in JAX. A field is None if the call has no such argument.
+    """The mask of a call, or of one `Block` of its scores, in JAX. A field is None if its argument is not given.
 
-    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree.
+    key_len: Lk, the number of past and new keys. It is static; all other fields are leaves of a pytree.
     first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff
         first <= j < stop. `first` is None if it is 0 everywhere.
-    allowed: bool, as it was given but of rank 4; True = may attend.
-    bias: as it was given but of rank 4; -inf excludes.
+    allowed: bool, the caller's array with four axes; True = may attend.
+    bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): which new keys, and which past
-        keys, no query can attend to.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
+        no query may attend to.
     """
 
     key_len: int = struct.field(pytree_node=False)
@@ -70,7 +70,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
-        SpecError: naming the first argument that does not fit.
+        SpecError: an argument does not fit the spec; the message names the first one.
     """
     sizes = check_call(call, spec, describe)
     mask, lens, offset = call.mask, call.mask.valid_lens, call.mask.query_offset
@@ -104,7 +104,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -117,7 +117,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
 
 
 def has_key(mask: Mask, allowed: Array) -> Array:
-    """Return bools, broadcastable to (B, H, Lq, 1): which queries have a key. `allowed`: as from `allowed_keys`."""
+    """Return bools, broadcastable to (B, H, Lq, 1): True for a query with a key in `allowed` (see `allowed_keys`)."""
     if mask.allowed is not None or mask.bias is not None or mask.stop is None:
         return allowed.any(axis=-1, keepdims=True)
     return mask.stop > (0 if mask.first is None else mask.first)
@@ -129,7 +129,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without padding, which only whole calls need; if `block` is None, the mask itself."""
+    """Return the mask of a block, without the padding fields; if `block` is None, the mask itself."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -163,7 +163,7 @@ def cut(array: Array, block: Block) -> Array:
 
 
 def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
-    """Return the slice of an array (..., Lk), or the array (..., 1) itself, for the `key_len` keys from `start` on."""
+    """Return the `key_len` keys from `start` on of an array (..., Lk); an array (..., 1) is returned unchanged."""
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 

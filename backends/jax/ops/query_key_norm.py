@@ -20,10 +20,10 @@ def unnormed(x: Array, order: Order) -> Array:
 
 
 class HeadNorm(nn.Module):
-    """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`, with "weight" and "bias".
+    """A norm of a layer's projected queries (`q_norm`) or keys (`k_norm`), with parameters "weight" and "bias".
 
     Attributes:
-        settings: the layer's query-key norm.
+        settings: the kind of norm, its eps and its place, before or after rotation.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
         param_dtype: the dtype of the parameters.
     """

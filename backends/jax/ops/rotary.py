@@ -32,12 +32,12 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
     """Return the tables (cosine and sine) for the positions of queries and of new keys.
 
     Args:
-        call: the checked result of `placed`.
-        settings: the layer's rotary settings; None gives no tables.
+        call: a result of `placed` that has been checked.
+        settings: the layer's rotary settings. None: the tables are None.
         dtype: the dtype of the tables, which must be the dtype of the projected queries and keys.
 
     Raises:
-        SpecError: a position can be read and is out of range; or JAX traces positions, and the layer's frequencies
+        SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies
             depend on the length.
     """
     if settings is None:
@@ -61,9 +61,9 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
 
 
 def rotate(x: Array, table: Table | None, settings: Rotary | None) -> Array:
-    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin).
+    """Return x (B, heads, L, d), rotated: each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin).
 
-    Channels that belong to no pair stay as they are.
+    Channels in no pair do not change.
     """
     if table is None or settings is None:
         return x

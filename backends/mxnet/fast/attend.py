@@ -45,7 +45,7 @@ _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_sl
 
 
 class Floats(NamedTuple):
-    """The arrays of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
+    """The differentiable arrays of one call; or, in the same fields, an item for each, such as its gradient or a flag.
 
     queries: one array (B, H, Lq, d).
     keys, values: one array, or two (the past and the new ones): (B, G, L, d) and (B, G, L, dv).
@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return the items of a list as Floats with tuples as long as in this one: the inverse of `in_a_row`."""
+        """Return the items of a list in a Floats whose tuples are as long as here: the inverse of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -80,12 +80,12 @@ def attend_in_blocks(
     *,
     query_block: int | None = None,
 ) -> Array:
-    """Return heads (B, H, Lq, dv), without an array of all scores.
+    """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
         operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be two arrays
             each, the past and the new ones.
-        score: how the operands are scored.
+        score: the score function.
         mask: the mask of the call.
         dropout: the rate of dropout; it acts only in training.
         training: whether this is training.
@@ -173,7 +173,7 @@ class Rules(NamedTuple):
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
     def of_next_head(self, attention: BlockAttention, block: Block) -> BlockAttention:
-        """Return the BlockAttention of a block. `attention` is the one of the same block in the head before it."""
+        """Return the BlockAttention of a block. `attention`, that of the head before, is reused if nothing differs."""
         if self.differ_by_head:
             return self.of(block)
         drops = self.mask.keep is not None or self.seed is not None

@@ -34,9 +34,9 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of a block's queries, keys, values and scores; for keys and values, of each of their arrays.
+    """The gradients of a block's queries, keys, values and scores; for keys and values, a list: one for each array.
 
-    scores: the gradient of the scores. Summed over the axes along which the bias is broadcast, it is the bias's.
+    scores: the gradient of the scores. Its sum over the bias's broadcast axes is the gradient of the bias.
     vector: the gradient of the additive score's vector; None for a dot product.
     """
 
@@ -127,7 +127,7 @@ class BlockAttention:
     def forward(
         self, queries: Array, keys: Sequence[Array], values: Sequence[Array], out: Array | None = None
     ) -> Array:
-        """Return the heads (..., n, dv), written to `out` if it is given."""
+        """Return the heads (..., n, dv) of n queries, written to `out` if it is given."""
         scores, _ = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is not None and self.exclusion.empty:
@@ -138,7 +138,7 @@ class BlockAttention:
         return summed(parts[0], values[0]) + summed(parts[1], values[1])
 
     def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
-        """Return the gradients, given the gradient of the heads (`cotangent`). The weights are computed again."""
+        """Return the Gradients from the gradient of the heads (`cotangent`). The weights are recomputed, not stored."""
         scores, tanh = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:

@@ -39,7 +39,7 @@ from_native = native.from_native
 
 
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct children with parameters, and a function that lists the ids of all blocks."""
+    """Return the names of direct children with parameters, and a function that returns `id` of every block inside."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
@@ -71,9 +71,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which `seen` is told of every call of a chosen block: see `mha.recordings.hooks.Hooks`.
+    """Return a context that calls `seen` after each call of a chosen block: see `mha.recordings.hooks.Hooks.watch`.
 
-    Gluon's own hooks do not get keyword arguments. So in the context, each chosen block has a `forward` of its own.
+    Gluon's hooks get no keyword arguments, so the context replaces `forward` of each chosen block.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:
@@ -113,7 +113,7 @@ def _forward(
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.mxnet.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.mxnet.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.mxnet.MultiHeadAttention"
     layer_type = MultiHeadAttention
@@ -126,7 +126,7 @@ class OwnLayer(LayerAdapter):
 
 
 class D2lLayer(LayerAdapter):
-    """An adapter for d2l.ai's layer, or any with the same W_q, W_k, W_v, W_o, num_heads and arguments."""
+    """An adapter for layers like d2l.ai's: the same arguments, and the attributes W_q, W_k, W_v, W_o and num_heads."""
 
     kind = "d2l.mxnet.MultiHeadAttention"
 

@@ -25,7 +25,7 @@ OPERATORS = mx.nd.contrib
 
 
 def legacy(function: Function) -> Function:
-    """Return a function that calls this one with the semantics of `mx.nd`, whatever the caller has set."""
+    """Return the function, wrapped to run with the semantics of `mx.nd`, whatever the caller has set."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def dense(units: int, in_units: int, use_bias: bool) -> mx.gluon.nn.Dense:
 
 
 class DenseAttention(mx.gluon.Block):
-    """Four Dense projections of any widths, with GluonNLP's softmax: masked scores are -1e18, masked weights 0.
+    """Multi-head attention of four Dense layers and GluonNLP's softmax: masked scores are -1e18, masked weights 0.
 
     It stores the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
     """
@@ -62,7 +62,7 @@ class DenseAttention(mx.gluon.Block):
             setattr(self, name, dense(rows, width, use_bias))
 
     def forward(self, queries: Array, keys: Array, values: Array, mask: Array | None) -> Array:
-        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) -> (B, Lq, Do); mask (B * H, Lq, Lk): 1 where a key is allowed."""
+        """Return (B, Lq, Do) from (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Mask (B * H, Lq, Lk): 1 = allowed, 0 = not."""
         heads = self.num_heads
         split = [self._split(x) for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))]
         scores = mx.nd.batch_dot(OPERATORS.div_sqrt_dim(split[0]), split[1], transpose_b=True)
@@ -82,7 +82,7 @@ class DenseAttention(mx.gluon.Block):
 
 
 class InterleavedAttention(mx.gluon.Block):
-    """The base of Sockeye's two layers: softmax with lengths and an additive bias, dropout, the output projection."""
+    """A base of Sockeye's two layers: softmax with lengths and an additive bias, dropout, the output projection."""
 
     def __init__(self, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class InterleavedAttention(mx.gluon.Block):
         self.shown: dict[str, Array] = {}
 
     def softmax(self, scores: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """Return the weights (B * H, Lq, Lk). Lengths are int32 (B * H, Lq); the bias is broadcast and added."""
+        """Return the weights (B * H, Lq, Lk) after dropout. Lengths: int32 (B * H, Lq). Bias: added to the scores."""
         if bias is not None:
             scores = mx.nd.broadcast_add(scores, bias)
         if lengths is None:
@@ -102,7 +102,7 @@ class InterleavedAttention(mx.gluon.Block):
 
 
 class InterleavedSelfAttention(InterleavedAttention):
-    """A layer whose `ff_in` makes queries, keys and values of one input, head by head: its rows are (H, 3, d).
+    """A self-attention layer whose `ff_in` makes queries, keys and values; its weight rows are ordered (H, 3, d).
 
     >>> layer = InterleavedSelfAttention(6, 2, units=8)
     >>> layer.initialize()
@@ -125,7 +125,7 @@ class InterleavedSelfAttention(InterleavedAttention):
         self.ff_out = dense(output_width or width, units, biases[1])
 
     def forward(self, x: Array, lengths: Array | None = None, bias: Array | None = None) -> Array:
-        """(L, B, width) -> (L, B, output_width); masks as in `softmax`."""
+        """Return (L, B, output_width) from x (L, B, width); masks as in `softmax`."""
         return self.attend(self.ff_in(x), lengths, bias)
 
     def attend(self, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
@@ -138,7 +138,7 @@ class InterleavedSelfAttention(InterleavedAttention):
 
 
 class InterleavedEncDecAttention(InterleavedAttention):
-    """A layer whose `ff_q` makes queries, and `ff_kv` keys and values of another input, head by head: rows (H, 2, d).
+    """An attention layer whose `ff_q` makes queries, and `ff_kv` keys and values, with weight rows in order (H, 2, d).
 
     >>> layer = InterleavedEncDecAttention((6, 5), 2, units=8)
     >>> layer.initialize()
@@ -162,7 +162,7 @@ class InterleavedEncDecAttention(InterleavedAttention):
         self.ff_out = dense(output_width or widths[0], units, biases[2])
 
     def forward(self, x: Array, memory: Array, lengths: Array | None = None, bias: Array | None = None) -> Array:
-        """(Lq, B, widths[0]), (Lk, B, widths[1]) -> (Lq, B, output_width); masks as in `softmax`."""
+        """Return (Lq, B, output_width) from (Lq, B, widths[0]), (Lk, B, widths[1]); masks as in `softmax`."""
         return self.attend(self.ff_q(x), self.ff_kv(memory), lengths, bias)
 
     def attend(self, queries: Array, projected: Array, lengths: Array | None, bias: Array | None) -> Array:

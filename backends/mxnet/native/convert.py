@@ -31,7 +31,7 @@ def to_native(
     dtype: Any = None,
     ctx: mx.Context | None = None,
 ) -> mx.gluon.Block:
-    """Return an initialised layer of another design (`layout`) that holds copies of these weights.
+    """Return an initialised layer of the design `layout`, with copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -42,7 +42,7 @@ def to_native(
         ctx: the context of the parameters. Default: the current context.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> from mha_core import AttentionConfig, init_weights
@@ -70,7 +70,7 @@ def to_native(
 def from_native(
     layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a Gluon block with the parameters of a layout, as read-only copies.
+    """Return the config of a Gluon block with a known layout, and its weights by canonical name, as read-only copies.
 
     The config has the sizes and the number of heads, and `dropout` if the layer has one.
 
@@ -103,7 +103,7 @@ def from_native(
 
 
 def layout_of(layer: mx.gluon.Block) -> Layout:
-    """Return the layout that has the names of a block's parameters.
+    """Return the layout whose parameter names are those of the block.
 
     >>> layout_of(mx.gluon.nn.Dense(3, in_units=2))
     Traceback (most recent call last):
@@ -133,7 +133,7 @@ def read_block(layer: mx.gluon.Block) -> dict[str, NDArray]:
 
 
 def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx.Context | None = None) -> None:
-    """Set a block's parameters to these arrays, by name. A block that was not initialised is initialised.
+    """Set a block's parameters to these arrays, by name. The block is initialised first if it was not.
 
     The parameters become arrays of `mx.np` if `npx.is_np_array()`, else of `mx.nd`.
     """

@@ -16,7 +16,7 @@ FILL = -1e6
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the softmax over the keys of scores (N, Lq, Lk); valid_lens is (N,) or (N, Lq).
+    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> weights = masked_softmax(mx.np.zeros((2, 1, 4)), mx.np.array([2, 0]))
     >>> weights[:, 0].asnumpy().tolist()
@@ -32,7 +32,7 @@ def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> m
 
 @mx.util.use_np
 class D2lMultiHeadAttention(mx.gluon.Block):
-    """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
+    """Multi-head attention of width `num_hiddens`, whose only mask is valid_lens. The first call decides input widths.
 
     It stores the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
 
@@ -54,7 +54,7 @@ class D2lMultiHeadAttention(mx.gluon.Block):
     def forward(
         self, queries: mx.np.ndarray, keys: mx.np.ndarray, values: mx.np.ndarray, valid_lens: mx.np.ndarray | None
     ) -> mx.np.ndarray:
-        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv), integers (B,) or (B, Lq) -> (B, Lq, num_hiddens)."""
+        """Return (B, Lq, num_hiddens) from (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq)."""
         projected = (self.W_q(queries), self.W_k(keys), self.W_v(values))
         split = [transpose_qkv(x, self.num_heads) for x in projected]
         if valid_lens is not None:

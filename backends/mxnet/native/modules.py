@@ -13,7 +13,7 @@ from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
-    """Return what must be stored to call the block again later: here the block itself."""
+    """Return the object to keep for calling the block again later: here the block itself."""
     return block
 
 
@@ -33,13 +33,13 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
+    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
     return module is held
 
 
 @contextmanager
 def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context whose value is the block as a function; in it, the parameters are cast to `dtype`.
+    """Return a context that yields the block as a function, with its parameters cast to `dtype`.
 
     The function takes keywords too, which Gluon's blocks do not.
     """
@@ -67,7 +67,7 @@ def called(held: mx.gluon.Block) -> Callable[..., Any]:
 
 @mx.util.use_np
 def to_native(array: NDArray, dtype: str | None) -> Any:
-    """Return the array as an mx.np array, with floating-point numbers cast to `dtype` unless it is None."""
+    """Return the array as an mx.np array; floating-point numbers are cast to `dtype`, unless it is None."""
     return mx.np.array(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else array.dtype)
 
 
@@ -98,7 +98,7 @@ class _Joined(mx.autograd.Function):
 
 
 def tapped(value: Any, note: Callable[[Any], None]) -> Any:
-    """Return a copy of the array that later calls `note` with its gradient; None if autograd does not record."""
+    """Return a copy of the array; the backward pass calls `note` with its gradient. None if autograd is off."""
     return _Tap(note)(value) if mx.autograd.is_recording() else None
 
 

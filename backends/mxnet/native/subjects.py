@@ -31,11 +31,11 @@ NO_ELEMENTS = "arrays without elements"
 
 
 class GluonSubject(NativeSubject):
-    """A base of MXNet's subjects. It runs a layer under autograd.record; it takes and returns NumPy arrays.
+    """A base of MXNet's test subjects: it runs a layer and its backward pass, with NumPy arrays in and out.
 
     Attributes:
         layer: the name of the layer in `backends.mxnet.native.convert`.
-        semantics: the semantics of the arrays that the layer takes: `mx.util.use_np`, or `legacy`.
+        semantics: `mx.util.use_np` for a layer that takes mx.np arrays, `legacy` for one that takes mx.nd arrays.
     """
 
     layer: ClassVar[str]
@@ -43,11 +43,11 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
-        """Call the layer and return its output (B, Lq, Do); `stages` then reads the other stages of this call."""
+        """Call the layer and return its output (B, Lq, Do). `stages` then reads the other arrays of this call."""
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """Return stage -> array, in the definition's shape, for the other stages of the call that the layer stored."""
+        """Return name -> array, in mha_core's shape, for each intermediate array that the last call stored."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -79,7 +79,7 @@ class GluonSubject(NativeSubject):
         return type(self).semantics(run)
 
     def array(self, array: NDArray, dtype: str | None = None) -> Any:
-        """Return an array of the kind that the layer takes, on the CPU."""
+        """Return the array on the CPU as mx.np or mx.nd, whichever the layer takes."""
         made = to_array(array, dtype or self.dtype, mx.cpu())
         return made if mx.util.is_np_array() else made.as_nd_ndarray()
 
@@ -98,10 +98,10 @@ class GluonSubject(NativeSubject):
 
 
 class FoldedSubject(GluonSubject):
-    """A base of subjects whose layer stores its stages, with the heads folded into the batch.
+    """A base of test subjects whose layer stores intermediate arrays with the heads folded into the batch.
 
-    Keys and values are not compared, since such a layer does not replace padding by 0. That does no harm as long as
-    padding reaches no other stage.
+    Keys and values are not compared, because the layer does not set padding to 0. This is harmless as long as padding
+    reaches no other array.
     """
 
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
@@ -111,7 +111,7 @@ class FoldedSubject(GluonSubject):
 
 
 class D2lMultiHeadAttentionSubject(FoldedSubject):
-    """A subject: d2l.ai's layer. Its mask is the number of valid keys of each item, or of each query."""
+    """A test subject: d2l.ai's layer. Its mask is the number of valid keys of each item, or of each query."""
 
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
     layer = "d2l-mxnet"
@@ -126,7 +126,7 @@ class D2lMultiHeadAttentionSubject(FoldedSubject):
 
 
 class DenseAttentionSubject(FoldedSubject):
-    """A subject: Gluon's Dense projections and GluonNLP's masked softmax. Its mask is any array of ones and zeros."""
+    """A test subject: Gluon's Dense projections with GluonNLP's masked softmax. Its mask is an array of 0 and 1."""
 
     name: ClassVar[str] = "Gluon Dense, GluonNLP softmax"
     layer = "gluon"
@@ -142,20 +142,17 @@ class DenseAttentionSubject(FoldedSubject):
 
 
 class InterleavedSubject(GluonSubject):
-    """A base class of the two subjects that call the interleaved operators as Sockeye does, time-major.
+    """A base of the two test subjects that call the interleaved operators as Sockeye does, time-major.
 
-    The layer packs several projections into one matrix. As a case has different inputs, the matrix is applied to each
-    input, and the rows of that input's projection are kept. If all inputs are the same, this is what the layer does.
+    The layer packs several projections into one matrix. Here each of the different inputs is multiplied by the whole
+    matrix, and only its own projection is kept. If all inputs are the same, this is what the layer does.
     """
 
     dtypes = ("float32",)
     capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
-        """Return valid_lens as lengths, int32 (B * H, Lq), and all other sources as a bias (B * H, Lq, Lk).
-
-        Either is None without such a source.
-        """
+        """Return (lengths, bias): valid_lens as int32 (B * H, Lq) or None; other masks as a (B * H, Lq, Lk) or None."""
         heads, (batch, query_len) = config.num_heads, inputs.queries.shape[:2]
         mask = inputs.mask
         lengths = None
@@ -181,7 +178,7 @@ class InterleavedSubject(GluonSubject):
 
 
 class InterleavedSelfAttentionSubject(InterleavedSubject):
-    """A subject: contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
+    """A test subject: contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
 
     name: ClassVar[str] = "MXNet interleaved selfatt"
     layer = "mxnet-selfatt"
@@ -200,7 +197,7 @@ class InterleavedSelfAttentionSubject(InterleavedSubject):
 
 
 class InterleavedEncDecAttentionSubject(InterleavedSubject):
-    """A subject: contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
+    """A test subject: contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
 
     name: ClassVar[str] = "MXNet interleaved encdec"
     layer = "mxnet-encdec"

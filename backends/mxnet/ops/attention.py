@@ -20,10 +20,10 @@ _tanh = operator("Activation", act_type="tanh")
 
 
 class Score(NamedTuple):
-    """The score function of a layer, as the fast path computes it block by block.
+    """A layer's score function, in a form that can score one block of queries at a time.
 
-    scale: the factor of a dot product. vector: (S,), w of the additive score, whose operands are A q and C k of width
-    S; None for a dot product. softcap: c in c * tanh(x / c); None without one.
+    scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
+    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
     """
 
     scale: float = 1.0
@@ -37,19 +37,19 @@ class Score(NamedTuple):
 
 @mx.util.use_np
 def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return x, (B, L, width) or (B, G, L, width), with 0 in the rows of new keys that no query can attend to."""
+    """Return new keys or values x, (B, L, width) or (B, G, L, width), with zeros where no query may attend."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 @mx.util.use_np
 def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return (B, G, Lk, width): past keys or values, with 0 where no query can attend to them; then the new ones."""
+    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows are zeros where no query may attend."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return the arrays that `after_past` joins, (past, new); with `join`, or without a past, one array."""
+    """Return the tuple (past, new) that `after_past` joins; a tuple of one array if `join` or if `past` is None."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -70,14 +70,14 @@ def _zero_rows(x: mx.np.ndarray, padding: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def dot_score(queries: mx.np.ndarray, keys: mx.np.ndarray, scale: float) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): q.k * scale."""
+    """Return q.k * scale, (B, H, Lq, Lk)."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return mx.np.matmul(queries * scale, keys.swapaxes(2, 3))
 
 
 @mx.util.use_np
 def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.ndarray) -> mx.np.ndarray:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     if queries.size == 0 or keys.size == 0:
         return nothing((*queries.shape[:3], keys.shape[2]), queries, keys, vector)
@@ -87,7 +87,7 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 @mx.util.use_np
 def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarray:
-    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else mx.np.tanh(similarity / c) * c
 
@@ -96,7 +96,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """Return the result of `cap`, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
+    """Return (result of `cap`, tanh(similarity / c)). The second, for `cap_gradient`, is None without a softcap."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -106,13 +106,13 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the gradient of the similarity from that of the capped one. `tanh`: second result of `cap_and_tanh`."""
+    """Return the gradient of the similarity. `d_capped` is that of `cap`'s result; `tanh` is from `cap_and_tanh`."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
 @mx.util.use_np
 def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return (B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the mask's additive bias, if it has one."""
     if mask.bias is None:
         return scores
     return scores + (additive_bias(mask) if scores.size else nothing(scores.shape, mask.bias))
@@ -120,10 +120,9 @@ def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys, 0 at the other keys. A row without an allowed key is all 0.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, forward or backward.
+    Such a row gets finite scores before the softmax and zeros after it, so no NaN arises, forward or backward.
 
     npx.softmax is not used: in float32 on a CPU, a row with one NaN score gets zeros everywhere else.
     """
@@ -144,7 +143,7 @@ def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> mx.np.ndarray:
-    """Return the weights (B, H, Lq, Lk) after dropout: by the mask's keep-mask if it has one, else at random."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return drop_by(weights, mask.keep, dropout)
     return drop_at_random(weights, dropout, training)

@@ -82,7 +82,7 @@ def check_computes(name: str, dtype: Any) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of MXNet or NumPy, for mha_core's checks; None for anything else."""
+    """Return the ArraySpec (shape and dtype) of an MXNet or NumPy array; None for anything else."""
     if isinstance(array, mx.nd.NDArray):
         return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
     return describe_array(array) if isinstance(array, np.ndarray) else None
@@ -96,15 +96,15 @@ def to_numpy(array: mx.np.ndarray) -> NDArray:
 
 @mx.util.use_np
 def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
-    """Return a copy as an MXNet array, so that nothing MXNet does in place can reach the caller's array."""
+    """Return a copy of the array as an MXNet array. In-place operations on it do not reach the caller's array."""
     return mx.np.array(array, dtype=dtype, ctx=ctx)
 
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """Return an mx.np array on `ctx` made from a legacy array with its gradient, a NumPy array, or a list of arrays.
+    """Return a legacy array with its gradient, a NumPy array, or a list of arrays as one mx.np array on `ctx`.
 
-    `dtype` None: its own dtype. Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or
+    `dtype` None: the array's own. Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or
     whose dtype MXNet lacks.
     """
     if isinstance(array, mx.nd.NDArray):
@@ -131,7 +131,7 @@ def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
 
 
 def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
-    """Return a parameter of a layer or of the blocks in it; None where they have none.
+    """Return the first parameter of a layer or of its children; None if there is none.
 
     `collect_params` is not used: it makes a dict of all parameters, which takes as long as ten operators in each call.
     """
@@ -146,7 +146,7 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
 
 @mx.util.use_np
 def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
-    """Return `x` where `condition` holds, else the constant `otherwise`. The gradient is 0 where it does not hold.
+    """Return `x` where `condition` holds, else the constant `otherwise`, where the gradient of `x` is 0.
 
     The constant is made an array: with a Python number, the gradient of `where` would be multiplied by the condition,
     and 0 * NaN is NaN. Arrays without elements are not passed to `where`, which would end the process.
@@ -158,10 +158,9 @@ def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.n
 
 @mx.util.use_np
 def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
-    """Return an array of `shape`, without elements, that sends a gradient of zeros to every source.
+    """Return an empty array of `shape` whose backward pass gives each source a gradient of zeros.
 
-    It replaces operations on empty arrays and broadcasts to empty shapes. There MXNet leaves some gradients unwritten,
-    with random memory in them, and fails at others; the gradients of `matmul` are right.
+    It replaces operations on empty arrays, where MXNet fails or leaves gradients unwritten (random memory).
     """
     total = mx.np.zeros(shape, dtype=sources[0].dtype, ctx=sources[0].ctx)
     for x in sources:
@@ -173,7 +172,7 @@ def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 class Dense(mx.gluon.nn.Dense):
-    """A Dense with a gradient (of zeros) for an input without elements too, which Gluon's Dense lacks in float32."""
+    """A Dense that also has a gradient (zeros) for an empty input; Gluon's Dense has none in float32."""
 
     def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
         if x.size:
@@ -196,7 +195,7 @@ class KeywordBlock(mx.gluon.Block):
         return result
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
-        """Warn that this changes nothing: what the layer does depends on numbers in its masks, which no graph knows."""
+        """Warn that this has no effect: the layer depends on numbers in its masks, which no symbolic graph knows."""
         if active:
             warnings.warn(
                 f"hybridize() changes nothing of {type(self).__name__}, which has no symbolic graph", stacklevel=2
@@ -210,5 +209,5 @@ def dense(prefix: str, in_units: int | None, units: int, bias: bool, dtype: Any)
 
 
 def in_width(layer: Dense) -> int | None:
-    """Return the input width of a Dense, or None while it does not know it."""
+    """Return the input width of a Dense; None before its first call."""
     return max(layer.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

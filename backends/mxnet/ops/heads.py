@@ -10,7 +10,7 @@ swap = operator("transpose")
 
 @mx.util.use_np
 def split_heads(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
-    """(B, L, H * d) -> (B, H, L, d); heads that are split already stay as they are."""
+    """Return x (B, L, H * d) as (B, H, L, d). An x with four axes, already split, is returned unchanged."""
     if x.ndim == 4:
         return x
     batch, length, width = x.shape
@@ -22,7 +22,7 @@ def split_heads(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def merge_heads(x: mx.np.ndarray) -> mx.np.ndarray:
-    """(B, H, L, d) -> (B, L, H * d), the inverse of `split_heads`."""
+    """Return x (B, H, L, d) as (B, L, H * d), the inverse of `split_heads`."""
     batch, heads, length, head_dim = x.shape
     if x.size == 0:
         return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * head_dim)
@@ -31,14 +31,14 @@ def merge_heads(x: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def transpose_qkv(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
-    """(B, L, H * d) -> (B * H, L, d): heads folded into the batch."""
+    """Return x (B, L, H * d) as (B * H, L, d), with the heads folded into the batch."""
     batch, heads, length, head_dim = (split := split_heads(x, num_heads)).shape
     return split.reshape(batch * heads, length, head_dim)
 
 
 @mx.util.use_np
 def transpose_output(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
-    """(B * H, L, d) -> (B, L, H * d), the inverse of `transpose_qkv`."""
+    """Return x (B * H, L, d) as (B, L, H * d), the inverse of `transpose_qkv`."""
     folded, length, head_dim = x.shape
     check_split(folded, num_heads)
     return merge_heads(x.reshape(folded // num_heads, num_heads, length, head_dim))
@@ -46,7 +46,7 @@ def transpose_output(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def repeat_kv_heads(x: mx.np.ndarray, num_heads: int) -> mx.np.ndarray:
-    """(B, G, L, d) -> (B, H, L, d): query head h reads head h // (H // G)."""
+    """Return x (B, G, L, d) repeated to (B, H, L, d): head h is head h // (H // G) of x."""
     check_split(num_heads, x.shape[1])
     if x.shape[1] == num_heads:
         return x

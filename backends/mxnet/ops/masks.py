@@ -30,18 +30,18 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, on its device. A field is None if the call has no such argument.
+    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     shape: (B, H, Lq, Lk), the shape of all scores, or of those in the block.
     ctx: the context where its arrays are.
-    reach: the keys that valid_lens, causal and window allow each query, in NumPy; None also if they allow all.
-    allowed: bool, as it was given but of rank 4; True = may attend.
-    bias: as it was given but of rank 4; -inf excludes.
+    reach: the keys that valid_lens, causal and window allow each query, in NumPy; None if they allow all keys.
+    allowed: bool, the caller's array with four axes; True = may attend.
+    bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): which new keys, and which past
-        keys, no query can attend to. The mask of a block has none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
+        no query may attend to. The mask of a block has none.
     """
 
     shape: tuple[int, ...]
@@ -58,8 +58,8 @@ class Mask(NamedTuple):
 def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
     """Return the call with MXNet arrays, in one context, in place of lists, numbers and NumPy's arrays.
 
-    The context is that of the call's first MXNet array, else of the layer's parameters. The mask's integers stay in
-    NumPy if they are there, because `build_mask` needs them so. Arguments that `check_call` refuses are not converted.
+    The context is that of the call's first MXNet array, else of the layer's parameters. Integers of the mask
+    stay in NumPy, where `build_mask` needs them. Arguments that `check_call` refuses are not converted.
     """
     ctx = context_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_mxnet(array, ctx))
@@ -81,7 +81,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
-        SpecError: naming the first argument that does not fit.
+        SpecError: an argument does not fit the spec; the message names the first one.
         BackendError: a dtype that MXNet does not compute in.
     """
     sizes = check_call(call, spec, describe)
@@ -105,7 +105,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -128,7 +128,7 @@ def additive_bias(mask: Mask) -> mx.np.ndarray | None:
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, with `reach` None if it allows all keys; if `block` is None, the mask itself."""
+    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
     if block is None:
         return mask
     within = mask.reach
@@ -153,7 +153,7 @@ def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
 
 
 def place(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return the slices of a block in an array of this shape, which is broadcast along its axes of size 1."""
+    """Return the slices that cut a block from an array of this shape. Axes of size 1 broadcast and are not cut."""
     return tuple(slice(None) if size == 1 else part for size, part in zip(shape, block, strict=True))
 
 

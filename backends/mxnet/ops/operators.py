@@ -20,10 +20,10 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
-    """Return a function of mx.np arrays that runs the operator of MXNet with this name.
+    """Return a function of mx.np arrays that runs MXNet's operator `name`.
 
-    Keywords of a call are further attributes; `out` is the array, or the list of arrays, to write into. MXNet's own
-    function is slower, because it encodes all attributes in every call.
+    Keywords of the function are further attributes, except `out`, the array or list of arrays to write into. MXNet's
+    own function is slower, because it encodes all attributes in every call.
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
@@ -81,7 +81,7 @@ def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """Return an array of the same shape, whose memory is allocated when it is written; `mx.np.empty` does it at once.
+    """Return an array like `like` that gets its memory when it is first written, not at once as from `mx.np.empty`.
 
     This matters because Python may queue the operators of many blocks before the first one runs.
     """
@@ -90,9 +90,9 @@ def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
-    """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
+    """Register `backward`, while autograd records, to compute the gradients of `inputs` from those of `outputs`.
 
-    mx.autograd.Function would stop at the first input that needs no gradient, and overwrite gradients in place of
+    mx.autograd.Function would stop at the first input that needs no gradient, and overwrite gradients instead of
     adding to them. `backward` runs in a thread of MXNet, which has settings of its own.
     """
     if not mx.autograd.is_recording():

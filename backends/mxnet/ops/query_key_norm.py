@@ -22,10 +22,10 @@ def unnormed(x: mx.np.ndarray, order: Order) -> mx.np.ndarray:
 
 @mx.util.use_np
 class HeadNorm(mx.gluon.Block):
-    """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
+    """A norm of a layer's projected queries (`q_norm`) or keys (`k_norm`).
 
     Args:
-        settings: the layer's query-key norm.
+        settings: the kind of norm, its eps and its place, before or after rotation.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
         dtype: the dtype of the parameters.
         **kwargs: `prefix` and `params`, as of every Block.
@@ -43,7 +43,7 @@ class HeadNorm(mx.gluon.Block):
                 self.bias = self.params.get("bias", shape=(size,), init=mx.init.Zero(), dtype=dtype)
 
     def forward(self, x: mx.np.ndarray, order: Order) -> mx.np.ndarray:
-        """Return x (B, heads, L, d), normed if the layer norms in this order ("before" or "after" rotation); else x."""
+        """Return x (B, heads, L, d), normalized if the layer norms in this `order` ("before" or "after" rotation)."""
         settings = self.settings
         if settings.order != order:
             return x

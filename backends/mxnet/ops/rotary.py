@@ -16,14 +16,14 @@ _multiply, _add, _subtract = operator("_npi_multiply"), operator("_npi_add"), op
 
 @mx.util.use_np
 def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
-    """Return the tables (cosine, sine) for queries and for new keys, with the queries' dtype and context.
+    """Return the tables (cosine and sine) for queries and for new keys, with the queries' dtype and context.
 
     Args:
-        call: the checked result of `placed`.
-        settings: the layer's rotary settings; None gives no tables.
+        call: a result of `placed` that has been checked.
+        settings: the layer's rotary settings. None: the tables are None.
 
     Raises:
-        SpecError: a position that is out of range.
+        SpecError: a position is out of range.
     """
     if settings is None:
         return Tables()
@@ -43,10 +43,10 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
 
 @mx.util.use_np
 def rotate(x: mx.np.ndarray, table: Table | None, settings: Rotary | None) -> mx.np.ndarray:
-    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin).
+    """Return x (B, heads, L, d), rotated: each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin).
 
-    Channels that belong to no pair stay as they are. The gradient is computed by turning back: MXNet's own would join
-    and sum along the last axis, where it is slowest.
+    Channels in no pair do not change. The gradient is a rotation back: MXNet's own would join and sum along the last
+    axis, which is slowest.
     """
     if table is None or settings is None or x.size == 0:
         return x

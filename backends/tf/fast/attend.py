@@ -32,12 +32,12 @@ def attend_in_blocks(
     *,
     query_block: int | None = None,
 ) -> tf.Tensor:
-    """Return heads (B, H, Lq, dv), as the stages compute them, but without any array of (B, H, Lq, Lk).
+    """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
         operands: queries (B, H, Lq, d), and keys and values, each as one array or two (the past and the new ones).
         score, mask: the score function and the mask of the call.
-        dropout, training: the dropout layer, and whether this is training, where it acts.
+        dropout, training: the dropout layer, which acts only if `training` is True.
         query_block: how many queries a block has. None: the fastest number.
     """
     seed = _seed(mask, dropout, training)

@@ -28,10 +28,10 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """A division of queries into `count` blocks of `size` and one of the `rest`: tensors if unknown while tracing.
+    """A division of the queries into `count` blocks of `size` and one of `rest`: integers, or tensors in a graph.
 
-    bands: the number of loops over blocks, one after the other, each with only the keys that its queries need; 0: the
-        blocks are unrolled if there are few and their number is known, else there is one loop.
+    bands: the number of loops that the blocks are spread over, one after the other; each loop uses only the keys that
+        its queries need. With 0, a few blocks of known number are unrolled; others run in one loop.
     """
 
     size: Any
@@ -42,8 +42,8 @@ class Blocks(NamedTuple):
     def each(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
         """Run `step` on each block in turn; return the rows of all blocks, joined on axis 2, and the final sums.
 
-        `step` takes a block's queries and the sums so far, None at first, and returns the block's rows and the new
-        sums. Only one block is in memory at a time.
+        `step(queries, sums)` takes a block's queries and the sums so far (None at first), and returns the block's rows
+        and the new sums. Only one block is in memory at a time.
         """
         size, count, rest, bands = self
         sums: Any = None
@@ -79,19 +79,19 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk of a call: a Span of items and one of key heads (None: all), and its blocks of queries."""
+    """A part of a call: a Span of batch items and a Span of key heads (None: all), and its blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None
     blocks: Blocks
 
     def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
-        """Return the slice of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
+        """Return the part of x (B or 1, heads or 1, ...) in this chunk. x has `group` heads for each key head."""
         block = self.block(group)
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
     def at(self, start: tf.Tensor) -> Chunk:
-        """Return the chunk of the same size that begins at `start` (2,), an item and a key head."""
+        """Return a chunk of the same size. `start` (2,) holds its first batch item and its first key head."""
         items, kv_heads = (
             None if span is None else Span(start[axis], span.size)
             for axis, span in enumerate((self.items, self.kv_heads))
@@ -109,12 +109,12 @@ class Chunk(NamedTuple):
         return items, kv_heads
 
     def block(self, group: int) -> Part:
-        """Return the chunk's slices of all scores (B, H, Lq, Lk), where `group` query heads read one key head."""
+        """Return this chunk as a Block of the scores (B, H, Lq, Lk), where `group` query heads share a key head."""
         return Block(self.items, None if self.kv_heads is None else self.kv_heads.times(group), None, None)
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """Return a context whose operations wait for those of these blocks, in a graph; eager code runs in order anyway."""
+    """Return a context whose operations run after those of these blocks, in a graph; eager code does so anyway."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 
@@ -122,7 +122,7 @@ def after(blocks: Sequence[Any]) -> Any:
 def chunks_of(
     queries: tf.Tensor, keys: tf.Tensor, mask: Mask, bytes_per_score: int, block: int | None
 ) -> list[list[Chunk]]:
-    """Return all chunks, in one list for each span of items.
+    """Return all chunks of a call: a list of chunks for each span of batch items.
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
@@ -163,7 +163,7 @@ def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Te
 
     Args:
         parts: a list for each span of items; each list has an array for each span of key heads.
-        shape: the shape of the whole array, (B or 1, heads or 1, ...). Chunks that share an axis of size 1 are added.
+        shape: the shape of the whole array, (B or 1, heads or 1, ...).
     """
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)

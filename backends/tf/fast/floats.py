@@ -13,7 +13,7 @@ from backends.tf.ops.masks import Part
 
 
 class Floats(NamedTuple):
-    """The tensors from which heads are computed, or the gradients of these tensors.
+    """The differentiable tensors of one call or a part of it; or, in the same fields, their gradients.
 
     queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv). vector: (S,), of the additive score, or None.
     bias: of rank 4, broadcastable to (B, H, Lq, Lk), -inf where it excludes; or None.
@@ -46,7 +46,7 @@ class Floats(NamedTuple):
         return Floats(chunk.of(self.queries, self.group), keys, values, self.vector, bias)
 
     def of_block(self, block: Part) -> Floats:
-        """Return the slices of these tensors for a block: its queries, and the keys they reach; all items and heads."""
+        """Return these tensors cut to a block's queries and keys, with all items and heads."""
         bias = None if self.bias is None else cut_source(cut_source(self.bias, 2, block.queries), 3, block.keys)
         keys, values = cut(self.keys, 2, block.keys), cut(self.values, 2, block.keys)
         return Floats(cut(self.queries, 2, block.queries), keys, values, self.vector, bias)

@@ -22,7 +22,7 @@ from mha_core.call.blocks import Block
 
 
 class Dropping(NamedTuple):
-    """Dropout of a call: its `rate`, and the `seed` of its random numbers, which is None if the call draws none."""
+    """The dropout of a call: its `rate`, and the `seed` of its random numbers, or None if it draws none."""
 
     rate: float
     seed: tf.Tensor | None
@@ -36,7 +36,10 @@ class Dropping(NamedTuple):
         return Dropping(self.rate, seed)
 
     def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
-        """Return the factor of dropout on the weights of these queries, the same each time; None for a factor of 1."""
+        """Return the factors of dropout on these queries' weights, 0 or 1 / (1 - rate); None without dropout.
+
+        Each call for the same queries returns the same factors, so that the backward pass can repeat it.
+        """
         if mask.keep is not None:
             kept = mask.keep
         elif self.seed is not None:
@@ -49,7 +52,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward pass of one call. They take the call's Floats, bias included; `mask` has no bias."""
+    """The forward and backward pass of one call. The bias is in the Floats that they take, not in `mask`."""
 
     score: Score
     mask: Mask
@@ -67,7 +70,7 @@ class Passes:
         return Rows(*(joined([[rows[i] for rows in of_items] for of_items in found], shape) for i in range(count)))
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
-        """Return the gradients of the floats, from the gradient of the heads and the results of the forward pass."""
+        """Return the gradients of `floats`. `d_heads`: the gradient of the heads; `made`: the result of `forward`."""
 
         def step(chunk: Chunk, passes: _ChunkPasses) -> tuple[tf.Tensor, ...]:
             rows = made.map(lambda x: chunk.of(x, floats.group))

@@ -12,7 +12,7 @@ from backends.tf.ops.heads import fold_groups, unfold_groups
 
 
 def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
-    """(B, H, n, m): the scores before the bias, with the softcap. Keys are not repeated for query heads of a group."""
+    """Return (B, H, n, m): the scores with softcap and without bias. Keys are not repeated for the heads of a group."""
     folded = fold_groups(queries, keys.shape[1])
     if score.vector is None:
         scores = dot_score(folded, keys, score.scale)
@@ -24,7 +24,7 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
 def similarity_gradients(
     d_scores: tf.Tensor, scores: tf.Tensor, queries: tf.Tensor, keys: tf.Tensor, score: Score
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return the gradients of queries, keys and `score.vector` from the gradient of `scores`.
+    """Return the gradients of queries, keys and `score.vector`, given `d_scores`, the gradient of `scores`.
 
     `scores` is what `similarity` returned. The third gradient is None for a dot product.
     """
@@ -42,12 +42,12 @@ def similarity_gradients(
 
 
 def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Return the gradient of an additive bias from the gradient (B, H, n, m) of the scores with the bias."""
+    """Return the gradient of an additive bias from `d_scores` (B, H, n, m), the gradient of the biased scores."""
     axes = [axis for axis in range(4) if bias.shape[axis] == 1]
     summed = tf.reduce_sum(d_scores, axis=axes, keepdims=True) if axes else d_scores
     return tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), summed)
 
 
 def product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    """Return x (B, H, n, m) @ values (B, G, m, dv), or x (B, H, n, dv) @ values^T; a head reads its group's values."""
+    """Return x (B, H, n, m) @ values (B, G, m, dv), or x (B, H, n, dv) @ values^T; H / G heads share values."""
     return unfold_groups(matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])

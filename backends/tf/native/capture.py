@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct sublayers with weights, and a function that gives the ids of all layers inside."""
+    """Return the names of direct sublayers with weights, and a function that returns `id` of every layer inside."""
     kinds = (keras.Layer, keras.Variable, tf.Variable)
     parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
     return parts, lambda: [id(part) for part in layers_in(layer)]
@@ -102,9 +102,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which `seen` is told of every call of a chosen layer: see `mha.recordings.hooks.Hooks`.
+    """Return a context that calls `seen` after each call of a chosen layer: see `mha.recordings.hooks.Hooks.watch`.
 
-    Keras has no hooks: in the context, each chosen layer has its own `call` in place of that of its class.
+    Keras has no hooks, so the context replaces `call` of each chosen layer.
     """
     chosen: dict[int, tuple[str, Any]] = {}
     inside: set[int] = set()
@@ -219,7 +219,7 @@ def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.tf.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.tf.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.tf.MultiHeadAttention"
     layer_type = MultiHeadAttention
@@ -233,7 +233,7 @@ class OwnLayer(LayerAdapter):
 
 
 class D2lLayer(LayerAdapter):
-    """An adapter for d2l.ai's layer, or any with the same W_q, W_k, W_v, W_o, num_heads and arguments."""
+    """An adapter for layers like d2l.ai's: the same arguments, and the attributes W_q, W_k, W_v, W_o and num_heads."""
 
     kind = "d2l.tensorflow.MultiHeadAttention"
 

@@ -37,9 +37,9 @@ def to_native(
     dtype: str | tf.DType | None = None,
     **options: Any,
 ) -> keras.Layer:
-    """Return a layer of Keras or d2l.ai, built, that holds copies of these weights. Python's random state stays.
+    """Return a built layer of Keras or d2l.ai with copies of these weights. Python's random state does not change.
 
-    Keras's layers are called (query, value, key): name the arguments.
+    Keras's layers take (query, value, key) in this order: pass them by name.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -50,7 +50,7 @@ def to_native(
         options: further arguments of the layer's constructor, such as `sliding_window` and `name`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, key_dim=5, head_dim=4, value_head_dim=7)
@@ -74,10 +74,10 @@ def to_native(
 
 
 def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return a layer's config, and its weights by canonical name, such as "q_proj.weight".
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
-    sizes, the config has the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
+    The weights are read-only copies in the layer's dtype. bfloat16 parameters come out as float32, which holds each of
+    them exactly. Besides sizes, the config has numbers of heads and `dropout`. For a sliding window, see `window_of`.
 
     Args:
         layer: one of those in LAYOUT_OF, built.
@@ -85,9 +85,9 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
             subclass, a replaced `call` or an adapter (LoRA) can change that. The layer is left as it was.
 
     Raises:
-        SpecError: it is no such layer, has not been built, computes something else (a gate, several attention
-            axes, flash attention, or what a probe shows), can't be run on a probe (within a tf.function), or a
-            parameter is not finite.
+        SpecError: the layer is of another class, is not built, computes something else (a gate, several attention
+            axes, flash attention, or what the check shows) or can't be checked (within a tf.function); or a parameter
+            is not finite.
 
     >>> layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.25)
     >>> _ = layer(tf.zeros((1, 4, 6)), tf.zeros((1, 5, 7)))
@@ -109,7 +109,7 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
 
 
 def layout_of(layer: keras.Layer) -> Layout:
-    """Return the layout of a layer's parameters. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's parameters. SpecError for a kind of layer that can't be read.
 
     >>> layout_of(keras.layers.MultiHeadAttention(2, 3)).name
     'keras'
@@ -139,9 +139,9 @@ which the definition does not have
 
 
 def window_of(layer: keras.Layer) -> tuple[int, int] | None:
-    """Return the `window` of a mask that equals the layer's `sliding_window`; None without one.
+    """Return the layer's `sliding_window` as the `window` of an AttentionMask; None without one.
 
-    Keras counts the query's own position, the definition does not.
+    Keras counts the query's own position; AttentionMask does not.
 
     >>> window_of(keras.layers.GroupQueryAttention(4, 6, 2, sliding_window=3))
     (2, 2)

@@ -18,7 +18,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: tf.Tensor, valid_lens: tf.Tensor | None) -> tf.Tensor:
-    """Return the softmax over the last axis of (B, Lq, Lk); valid_lens is (B,) or (B, Lq).
+    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> masked_softmax(tf.zeros((1, 1, 4)), tf.constant([0])).numpy()  # nothing is allowed: a uniform row
     array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)
@@ -57,8 +57,7 @@ class D2lDotProductAttention(keras.Layer):
 class D2lMultiHeadAttention(keras.Layer):
     """Multi-head attention of d2l.ai: `num_hiddens` wide, masked by valid_lens alone.
 
-    The constructor's first three arguments are the book's, and unused: a Dense layer learns its input's width from its
-    first call.
+    The constructor's first three arguments are the book's. They are unused: the first call decides input widths.
 
     >>> layer = D2lMultiHeadAttention(100, 100, 100, 100, 5, 0.5)
     >>> layer(tf.ones((2, 4, 100)), tf.ones((2, 6, 100)), tf.ones((2, 6, 100)), tf.constant([3, 2])).shape
@@ -96,7 +95,7 @@ class D2lMultiHeadAttention(keras.Layer):
     def call(
         self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, valid_lens: tf.Tensor | None, **kwargs: Any
     ) -> tf.Tensor:
-        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq) -> (B, Lq, num_hiddens)."""
+        """Return (B, Lq, num_hiddens) from (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq)."""
         queries = self.transpose_qkv(self.W_q(queries))
         keys = self.transpose_qkv(self.W_k(keys))
         values = self.transpose_qkv(self.W_v(values))
@@ -106,7 +105,7 @@ class D2lMultiHeadAttention(keras.Layer):
         return self.W_o(self.transpose_output(self.attention(queries, keys, values, valid_lens, **kwargs)))
 
     def transpose_qkv(self, x: tf.Tensor) -> tf.Tensor:
-        """(B, L, num_hiddens) -> (B * num_heads, L, num_hiddens / num_heads)."""
+        """Return x (B, L, num_hiddens) as (B * num_heads, L, num_hiddens / num_heads)."""
         x = tf.reshape(x, (x.shape[0], x.shape[1], self.num_heads, -1))
         x = tf.transpose(x, (0, 2, 1, 3))
         return tf.reshape(x, (-1, x.shape[2], x.shape[3]))

@@ -29,7 +29,7 @@ D2L = ("D2lMultiHeadAttentionSubject",)
 
 
 def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, window: Any) -> None:
-    """Raise SpecError unless a layer called (query, value, key) computes what its weights and its window say."""
+    """Raise SpecError unless Keras's `layer(query, value, key)` computes attention with these weights and window."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         queries, keys, values = tensors(layer, inputs.queries, inputs.keys, inputs.values)
@@ -52,7 +52,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
 
 
 def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
+    """Raise SpecError unless `layer(queries, keys, values, valid_lens)` computes attention with these weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
@@ -83,7 +83,7 @@ def _check(
 
 
 def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask (B, H, Lq, Lk) as (B, Lq, Lk), which Keras documents, if all heads agree; else unchanged.
+    """Return a mask (B, H, Lq, Lk) as (B, Lq, Lk), the shape in Keras's docs, if all heads are equal; else unchanged.
 
     >>> per_item(np.ones((2, 3, 4, 5), bool)).shape
     (2, 4, 5)
@@ -99,10 +99,10 @@ def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
 
 @contextmanager
 def as_found(layer: keras.Layer) -> Iterator[None]:
-    """Return a context in which no tape records; afterwards the layer's state is put back.
+    """Return a context in which no tape records. Its end restores the layer's state.
 
-    That is the state of its random seeds and other variables that are not trained, the tensors that it and its
-    sublayers store (weights of the last call), and their losses.
+    The state: variables that are not trained (random seeds too), losses, and tensors that the layer and its sublayers
+    store, such as the weights of the last call.
     """
     parts = list(layer._flatten_layers(include_self=True, recursive=True))
     kept = [(part, {name: value for name, value in vars(part).items() if _is_kept(value)}) for part in parts]

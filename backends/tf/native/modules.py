@@ -14,19 +14,19 @@ from mha_core.capture import Pulled
 
 
 def layers_in(target: Any) -> list[keras.Layer]:
-    """Return the layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
+    """Return a list of the layer and all layers inside it, outer ones first. Keras has no public function for this."""
     if isinstance(target, keras.Layer):
         return list(target._flatten_layers(include_self=True, recursive=True))
     return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
 
 
 def hold(layer: Any) -> Any:
-    """Return what must be stored to call the layer again later: here the layer itself."""
+    """Return the object to keep for calling the layer again later: here the layer itself."""
     return layer
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Return path in the layer -> weight, for every weight in it; paths that several weights have get numbers."""
+    """Return path in the layer -> variable. If several share a path, the later ones get a number: "path#2"."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -47,18 +47,18 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Return False: in Keras only the call's argument `training` decides that, and `capture` reads it."""
+    """Return False: Keras has no training mode. `capture` reads the call's argument `training` instead."""
     return False
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
+    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
     return module is held
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context whose value is the layer, with variables and policy in `dtype`; they are restored afterwards."""
+    """Return a context that yields the layer, with its variables and policy in `dtype` until the context ends."""
     layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
     variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
     policy = keras.dtype_policies.DTypePolicy(dtype)
@@ -83,7 +83,7 @@ def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """Return a copy of the tensor that later calls `note` with its gradient."""
+    """Return a copy of the tensor; the backward pass calls `note` with its gradient."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:

@@ -23,10 +23,10 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` takes each call of Keras's attention function while the target runs.
+    """Return a context in which `handle` runs in place of each call of Keras's attention function inside the target.
 
-    These are calls of `keras.ops.dot_product_attention`, and of a layer's own `_compute_attention` as in KerasHub;
-    calls inside the latter are not taken. A call is reported as one of the innermost running layer.
+    The function is `keras.ops.dot_product_attention`, or a layer's own `_compute_attention` as in KerasHub, without the
+    calls inside it. A call belongs to the innermost running layer.
     """
     inside: list[str] = []
 

@@ -35,7 +35,7 @@ Tensors = Mapping[str, tf.Tensor]
 
 
 class TfSubject(NativeSubject):
-    """A base of TensorFlow's subjects. It runs a layer and a gradient tape, with NumPy arrays in and out."""
+    """A base of TensorFlow's test subjects: it runs a layer and its backward pass, with NumPy arrays in and out."""
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> Any:
@@ -43,11 +43,11 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """Return the tensors that gradients are taken of, by the layer's own names."""
+        """Return name -> parameter tensor, by the layer's own names; gradients are taken of these."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; return the stages it exposes, by name."""
+        """Run the layer on `leaves` (see `AttentionInputs.leaves`). Return a dict of the arrays that it exposes."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -92,10 +92,10 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Return whether some query may attend to a key that is NaN, or is NaN itself: its scores are then NaN.
+    """Return whether an allowed pair of query and key has a NaN score, because one of the two contains NaN.
 
-    In such a row a float32 softmax gives 0 with oneDNN, which TensorFlow uses on processors that suit it,
-    and NaN without oneDNN. No case can list that; the deviation is `keras-softmax-hides-nan`.
+    In a row with such a score, a float32 softmax gives 0 with oneDNN, which TensorFlow uses on some processors, and NaN
+    without it. No test case can list that; the deviation is `keras-softmax-hides-nan`.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:
@@ -127,7 +127,7 @@ class _LayerSubject(TfSubject):
 
 
 class MultiHeadAttentionSubject(_LayerSubject):
-    """A subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
+    """A test subject: keras.layers.MultiHeadAttention, which runs keras.ops.dot_product_attention without dropout.
 
     A layer with a dropout rate runs its own softmax instead, even outside training.
 
@@ -150,14 +150,14 @@ class MultiHeadAttentionSubject(_LayerSubject):
 
 
 class MultiHeadAttentionScoresSubject(MultiHeadAttentionSubject):
-    """A subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A test subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.MultiHeadAttention (return_attention_scores)"
     scores = True
 
 
 class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
-    """A subject: keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
+    """A test subject: keras.layers.GroupQueryAttention on the fused path; its output is as wide as its queries."""
 
     name = "keras.layers.GroupQueryAttention"
     layout = "keras-gqa"
@@ -171,17 +171,17 @@ class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
 
 
 class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
-    """A subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A test subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
 
     name = "keras.layers.GroupQueryAttention (return_attention_scores)"
     scores = True
 
 
 def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-    """Return the mask as Keras's arguments: `use_causal_mask` if it can express causal, `attention_mask` for the rest.
+    """Return the mask as Keras's arguments `use_causal_mask` and `attention_mask`.
 
-    Keras aligns causal masks top-left, so the flag can express only `query_offset=0`. The mask is bool
-    (B, H, Lq, Lk), True = may attend, or None if nothing else is excluded.
+    Keras aligns causal masks top-left, so the flag is True only for a causal mask with query_offset=0. The rest is in
+    `attention_mask`, bool (B, H, Lq, Lk), True = may attend; None if the rest allows all keys.
     """
     mask, flag = inputs.mask, inputs.mask.causal and not np.any(inputs.mask.query_offset)
     allowed = allowed_keys(replace(mask, causal=mask.causal and not flag), inputs.check(config), config.num_heads)
@@ -192,7 +192,7 @@ def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str,
 
 
 class DotProductAttentionSubject(TfSubject):
-    """A subject: keras.ops.dot_product_attention on (B, L, heads, width), between plain products with the weights."""
+    """A test subject: keras.ops.dot_product_attention on (B, L, heads, width), with matrix products as projections."""
 
     name = "keras.ops.dot_product_attention"
     capabilities = OPERATION
@@ -245,7 +245,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

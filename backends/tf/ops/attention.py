@@ -17,10 +17,10 @@ from mha_core.config import AttentionConfig
 
 
 class Score(NamedTuple):
-    """The score function of a layer, as the fast path computes it block by block.
+    """A layer's score function, in a form that can score one block of queries at a time.
 
-    scale: the factor of a dot product. vector: (S,), w of the additive score, whose operands are A q and C k of width
-    S; None for a dot product. softcap: c in c * tanh(x / c); None without one.
+    scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
+    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
     """
 
     scale: float = 1.0
@@ -33,17 +33,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """Return x, (B, L, width) or (B, G, L, width), with 0 in the rows of new keys that no query can attend to."""
+    """Return new keys or values x, (B, L, width) or (B, G, L, width), with zeros where no query may attend."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """Return (B, G, Lk, width): past keys or values, with 0 where no query can attend to them; then the new ones."""
+    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows are zeros where no query may attend."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: tf.Tensor | None, new: tf.Tensor, mask: Mask, *, join: bool) -> tuple[tf.Tensor, ...]:
-    """Return the arrays that `after_past` joins, (past, new); with `join`, or without a past, one array."""
+    """Return the tuple (past, new) that `after_past` joins; a tuple of one array if `join` or if `past` is None."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -58,42 +58,40 @@ def _zero_rows(x: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
 
 
 def dot_score(queries: tf.Tensor, keys: tf.Tensor, scale: float | tf.Tensor) -> tf.Tensor:
-    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
+    """Return q.k * scale, (B, H, Lq, Lk). The queries are scaled before the product, so that float16 overflows less."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return matmul(queries * scale, keys, transpose_b=True)
 
 
 def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
+    """Return w . tanh(q + k), (B, H, Lq, Lk), for queries q and keys k that are projected to width S."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     hidden = tf.tanh(queries[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis])  # (B, H, Lq, Lk, S)
     return tf.cast(tf.tensordot(widened(hidden), widened(vector), axes=1), queries.dtype)
 
 
 def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else c * tf.tanh(similarity / c)
 
 
 def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """Return the gradient of the similarity from the gradient of `capped`, the result of `cap`."""
+    """Return the gradient of the similarity. `d_capped` is the gradient of `capped`, the result of `cap`."""
     c = rule.softcap
     return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
 
 
 def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the mask's additive bias, if it has one."""
     bias = additive_bias(mask)
     return scores if bias is None else scores + bias
 
 
 def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys, 0 at the other keys. A row without an allowed key is all 0.
 
-    A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, forward or backward. `tf.where` sends gradient
-    to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
+    Such a row gets finite scores before the softmax and zeros after it, so no NaN arises, forward or backward.
 
     tf.nn.softmax is not used: with oneDNN on a CPU, in float32, it turns a row with a NaN score into zeros.
     """
@@ -113,7 +111,7 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
-    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else by the layer `dropout`."""
+    """Return the weights (B, H, Lq, Lk) after dropout by `mask.keep` (True = keep), or at random if that is None."""
     if mask.keep is not None:
         return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
     return dropout(weights, training=training)

@@ -10,10 +10,10 @@ from backends.tf.ops.framework import shape_of
 
 
 class Span(NamedTuple):
-    """The `size` elements of an axis from `start` on; both are integers, or scalars that only the running graph knows.
+    """A range of `size` indices of an axis from `start` on; both are integers, or scalar tensors in a graph.
 
-    It is no slice, because in a graph the size of a slice between two scalars is unknown, and XLA needs the size.
-    `within`: a slice with known ends that holds the span, where `start` is not known.
+    Unlike a slice between two tensors, it has a known size, as XLA needs. `within`: if `start` is a tensor, a slice
+    with known ends that contains the range.
     """
 
     start: Any
@@ -26,7 +26,7 @@ class Span(NamedTuple):
         return isinstance(self.start, int) and isinstance(self.size, int)
 
     def times(self, count: int) -> Span:
-        """Return the span with start and size times `count`: from key heads to query heads, `count` for each."""
+        """Return a Span with start and size times `count`: the query heads of these key heads, `count` for each."""
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
@@ -34,7 +34,7 @@ class Span(NamedTuple):
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:
-        """Return a slice with known ends that holds the span; it is the span itself if start and size are known."""
+        """Return a slice with known ends that contains the span: the span itself if start and size are integers."""
         return self.as_slice() if self.is_known else self.within
 
 
@@ -51,7 +51,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
 
 
 def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the slice of an array in this span of an axis; an axis of size 1, which broadcasts, is not cut."""
+    """Return the part of an array in this span of an axis. An axis of size 1 broadcasts and is not cut."""
     if source.shape[axis] == 1:
         return source
     if span is not None and source.shape[axis] is None:

@@ -30,7 +30,7 @@ TF_DTYPES: dict[str, tf.DType] = {name: getattr(tf, name) for name in DTYPES}
 
 
 def devices() -> tuple[str, ...]:
-    """Return "cpu", then "gpu:0" and so on for what TensorFlow sees. Asking starts no GPU."""
+    """Return "cpu", then "gpu:0" and so on for the devices that TensorFlow sees. This starts no GPU."""
     return ("cpu", *(f"gpu:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))))
 
 
@@ -41,9 +41,9 @@ def device_of(name: str) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of TensorFlow or NumPy, for mha_core's checks; None for anything else.
+    """Return the ArraySpec (shape and dtype) of a TensorFlow or NumPy array; None for anything else.
 
-    A size that tracing does not know is None.
+    A size unknown while tracing is None.
     """
     if isinstance(array, np.ndarray):
         return describe_array(array)
@@ -55,7 +55,7 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def as_tensor(array: Any, dtype: str | None = None) -> Any:
-    """Return a tensor of `dtype` (None: of its own dtype) made from a NumPy array or a list of tensors.
+    """Return a NumPy array or a list of tensors as one tensor of `dtype` (None: of its own dtype).
 
     Anything else is returned unchanged, and so is an array that `mha_core` refuses.
     """
@@ -68,7 +68,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
-    """Return a layer's arguments; under a mixed policy, with numbers in its compute dtype, as in Keras' own layers."""
+    """Return a layer's arguments. A mixed policy casts floating-point tensors to its compute dtype, as Keras does."""
     if layer.compute_dtype == layer.variable_dtype:
         return given
 
@@ -81,7 +81,7 @@ def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
 
 
 def widened(x: tf.Tensor) -> tf.Tensor:
-    """Return x, as float32 if it is bfloat16: on some processors TensorFlow would add up in bfloat16."""
+    """Return x, cast to float32 if it is bfloat16, which TensorFlow would sum in bfloat16 on some processors."""
     return tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x
 
 
@@ -91,7 +91,7 @@ def matmul(a: tf.Tensor, b: tf.Tensor, **transposed: bool) -> tf.Tensor:
 
 
 class Dense(keras.layers.Dense):
-    """Keras's Dense layer without an activation, whose product is that of `matmul`."""
+    """A Keras Dense layer without an activation, which multiplies with `matmul` of this module."""
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         if self.compute_dtype != "bfloat16":
@@ -109,12 +109,12 @@ def to_numpy(tensor: Any) -> NDArray:
 
 
 def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
-    """Return a copy on the current device, so that nothing done to it can reach the caller's array."""
+    """Return a copy of the array as a tensor on the current device."""
     return tf.cast(tf.constant(array), dtype)
 
 
 def shape_of(x: Any) -> tuple[Any, ...]:
-    """Return the shape of x: numbers where sizes are known, scalar tensors elsewhere while tracing.
+    """Return the shape of x: an integer for each known size, a scalar tensor for each size unknown while tracing.
 
     `keras.ops.shape` runs an operation for each array, even if all its sizes are known.
     """
@@ -123,7 +123,7 @@ def shape_of(x: Any) -> tuple[Any, ...]:
 
 
 def numbers(integers: Any) -> Any:
-    """Return integers in NumPy, or None if tracing does not know them; a Python integer unchanged."""
+    """Return the integers as a NumPy array; None if they are unknown while tracing. A Python integer is unchanged."""
     return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
 
 
@@ -150,7 +150,7 @@ def is_traced_for_xla() -> bool:
 
 @contextmanager
 def spec_errors_kept() -> Iterator[None]:
-    """Return a context in which a SpecError stays as it was raised.
+    """Return a context that lets a SpecError out unchanged.
 
     Otherwise Keras would add the call's arguments to its text, and AutoGraph, which traces a `tf.function`, would raise
     a StagingError instead.
@@ -177,10 +177,10 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def random_state_kept(salt: int) -> Iterator[None]:
-    """Return a context in which making layers does not change Python's random state, which seeds Keras.
+    """Return a context in which new layers do not change Python's random state, from which Keras draws seeds.
 
-    The layers' seeds follow from that state (`keras.utils.set_random_seed`) and from `salt`: without a salt, two layers
-    would drop the same weights, because neither changes the state.
+    The layers' seeds follow from that state (`keras.utils.set_random_seed`) and `salt`. As the state does not change,
+    two layers with the same salt drop the same weights.
     """
     state = random.getstate()
     random.seed(random.getrandbits(64) ^ salt)

@@ -30,7 +30,7 @@ _TUPLES = ("positions", "rotary")
 
 
 class AttentionLayer(keras.Layer):
-    """A Keras layer whose `call` begins with queries, keys and values; a subclass has `call` and `build`."""
+    """A base of Keras layers called with queries, keys and values first. A subclass defines `call` and `build`."""
 
     def __init__(self, dropout: float, widths: Widths = (None, None, None), **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -72,7 +72,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> Widths:
-    """Return (Dq, Dk, Dv) of a layer built for inputs of these shapes, which must fit the widths that were given."""
+    """Return (Dq, Dk, Dv): the `given` widths, or those of the shapes where None. SpecError if they do not fit."""
     specs = []
     for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
         if shape is None:

@@ -22,19 +22,19 @@ Part = Block[Span | None]
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, as tensors. A field is None if the call has no such argument.
+    """The mask of a call, or of one `Block` of its scores, as tensors. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
-    query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
+    query_len, key_len: Lq, and Lk (past and new keys); integers where known, scalar tensors where not, while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff
         first <= j < stop.
-    reach: NumPy arrays, known even while tracing: an interval that contains [first, stop) of each query.
+    reach: NumPy arrays, known even while tracing: for each query, an interval that contains [first, stop).
     is_exact: whether `reach` is just [first, stop).
-    allowed, bias: as they were given, with four axes that broadcast to (B, H, Lq, Lk); -inf in a bias excludes.
+    allowed, bias: the caller's arrays with four axes, broadcastable to (B, H, Lq, Lk); -inf in bias excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and the Lp keys of
-        the past, that no query can attend to.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
+        no query may attend to.
     """
 
     query_len: Any
@@ -66,14 +66,14 @@ def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     """Return the Mask of a call, after checking the whole call against the layer's spec.
 
-    Sizes that tracing does not know are not checked, and the values of `valid_lens` are not checked either then.
+    While tracing, unknown sizes are not checked, nor are the values of `valid_lens`.
 
     Args:
         call: the result of `placed`.
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
-        SpecError: naming the first argument that does not fit.
+        SpecError: an argument does not fit the spec; the message names the first one.
     """
     sizes = check_call(call, spec, describe)
     mask = call.mask
@@ -114,7 +114,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):
@@ -136,7 +136,7 @@ def additive_bias(mask: Mask) -> tf.Tensor | None:
 
 
 def part_of(mask: Mask, block: Part | None) -> Mask:
-    """Return the mask of a block (None: of the whole call); first and stop are None if they exclude no key."""
+    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
     if block is None:
         return mask
     items, _, queries, keys = block
@@ -173,9 +173,9 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
-    """Return the span that holds every key that one of these queries may attend to; None for all keys.
+    """Return a span that contains every key that these queries may attend to; None for all keys.
 
-    It is found from `mask.reach`, the bounds that are known while tracing.
+    It comes from `mask.reach`, whose bounds are known even while tracing.
     """
     if mask.reach is None:
         return None

@@ -19,10 +19,10 @@ def unnormed(x: tf.Tensor, order: Order) -> tf.Tensor:
 
 
 class HeadNorm(keras.Layer):
-    """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
+    """A norm of a layer's projected queries (`q_norm`) or keys (`k_norm`).
 
     Args:
-        settings: the layer's query-key norm.
+        settings: the kind of norm, its eps and its place, before or after rotation.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
         **kwargs: the keywords of every Keras layer. `dtype` is the parameters' dtype only; no policy casts them.
     """

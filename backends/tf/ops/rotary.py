@@ -16,8 +16,8 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
     """Return the tables (cosine and sine) for queries and for new keys, in the dtype of the queries.
 
     Args:
-        call: the checked result of `placed`.
-        settings: the layer's rotary settings; None gives no tables.
+        call: a result of `placed` that has been checked.
+        settings: the layer's rotary settings. None: the tables are None.
 
     Raises:
         SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies
@@ -42,7 +42,7 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
 
 
 def rotate(x: tf.Tensor, table: Table | None, settings: Rotary | None) -> tf.Tensor:
-    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin)."""
+    """Return x (B, heads, L, d), rotated: each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin)."""
     if table is None or settings is None:
         return x
     cos, sin = table.cos[:, tf.newaxis], table.sin[:, tf.newaxis]  # (B, 1, L, r / 2)

@@ -32,10 +32,10 @@ Item = TypeVar("Item")
 
 
 class Floats(NamedTuple, Generic[Item]):
-    """The tensors of one call that can have gradients; or, in their places, their gradients or a flag for each.
+    """The differentiable tensors of one call; or, in the same fields, an item for each, such as its gradient or a flag.
 
-    queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: the additive
-    score's, or None. bias: the mask's, or None.
+    queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: w of
+    the additive score, or None. bias: the additive bias of the mask, or None.
     """
 
     queries: Item
@@ -46,10 +46,10 @@ class Floats(NamedTuple, Generic[Item]):
 
 
 class Constants(NamedTuple):
-    """The arguments of one call that have no gradients: the mask without its bias, the score without its vector.
+    """The arguments of one call that have no gradients; `mask` is without its bias, `score` without its vector.
 
     rate: the dropout rate; 0 outside training.
-    fused: whether the fused kernel computes the blocks.
+    fused: whether PyTorch's scaled_dot_product_attention computes the blocks.
     """
 
     mask: Mask
@@ -72,16 +72,16 @@ def attend_in_blocks(
     *,
     query_block: int | None = None,
 ) -> Tensor:
-    """Return heads (B, H, Lq, dv), without an array of all scores.
+    """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
         operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each as one array, or as several
             where joining costs more, as in a step of decoding.
-        score: how the operands are scored.
+        score: the score function.
         mask: the mask of the call.
-        dropout: the rate; it acts in training alone.
+        dropout: the rate of dropout; it acts only in training.
         training: whether this is training.
-        query_block: how many queries to compute at once. None: the fused kernel, or as many as fit in the budget.
+        query_block: how many queries to compute at once. None: the fused kernel, or what fits in the memory budget.
     """
     if len(operands.keys) > 1:
         return attend_at_once(operands, score, mask, dropout, training)

@@ -23,7 +23,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether the fused kernel follows the definition in this call, and stores no scores. `rate`: of dropout."""
+    """Return whether scaled_dot_product_attention computes this call right and stores no scores. `rate`: dropout's."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):
@@ -33,9 +33,9 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 
 
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether the fused kernel follows the definition for blocks of this call, each with its own mask.
+    """Return whether scaled_dot_product_attention computes each block of this call right, given the block's own mask.
 
-    It is False while a program is compiled, which would contain a call of the kernel for each block.
+    It is False while a program is compiled, because that would contain one call of the kernel for each block.
     """
     if mask.reach is None or mask.allowed is not None or mask.bias is not None:
         return False
@@ -65,7 +65,7 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
 
 
 def fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
-    """Return heads (B, H, Lq, dv) of a call or a block from the fused kernel, whose arguments depend on the mask."""
+    """Return heads (B, H, Lq, dv) of a call or a block, computed by scaled_dot_product_attention."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
     if not mask.excludes:
         return scaled_dot_product_attention(queries, keys, values, **options)

@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct submodules with parameters, and a function that gives the ids of all inside."""
+    """Return the names of direct submodules with parameters, and a function that returns `id` of each module inside."""
     parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
     parts += [name for name, parameter in module._parameters.items() if parameter is not None]
     return parts, lambda: [id(part) for part in module.modules()]
@@ -74,9 +74,9 @@ def as_array(value: Any) -> tuple[NDArray, str] | None:
 
 
 def is_random(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a module is random: a copy of it gives the same for one seed twice, and else for another.
+    """Return whether a module's output is random: equal in two runs with one seed, different with another seed.
 
-    A module or arguments that can't be copied or asked again are not random.
+    The runs are on copies. False if the module or its arguments can't be copied or run again.
     """
     inside = set(module.modules()) - {module}  # its own hooks are running
     for watched in _WATCHED:
@@ -111,11 +111,10 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which `seen` is told of every call of a chosen module: see `mha.recordings.hooks.Hooks`.
+    """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
 
-    Forward hooks disable the fast paths that would skip the modules inside. Only encoders with nested tensors keep
-    theirs, so it is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
-    is computed once more without hooks.
+    Forward hooks disable the fast paths that skip inner modules. The context also turns off the nested tensors of
+    nn.TransformerEncoder. With them, the output has zeros at padding; so the encoder runs again for it, without hooks.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")
@@ -300,7 +299,7 @@ def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
 
 
 class OwnLayer(LayerAdapter):
-    """An adapter that reads calls of backends.torch.MultiHeadAttention, which are recorded as they are."""
+    """An adapter that reads calls of backends.torch.MultiHeadAttention. It records them unchanged."""
 
     kind = "backends.torch.MultiHeadAttention"
     layer_type = MultiHeadAttention
@@ -313,7 +312,7 @@ class OwnLayer(LayerAdapter):
 
 
 class D2lLayer(LayerAdapter):
-    """An adapter for d2l.ai's layer, or any with the same W_q, W_k, W_v, W_o, num_heads and arguments."""
+    """An adapter for layers like d2l.ai's: the same arguments, and the attributes W_q, W_k, W_v, W_o and num_heads."""
 
     kind = "d2l.torch.MultiHeadAttention"
 

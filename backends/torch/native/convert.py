@@ -30,7 +30,7 @@ def to_native(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Return a layer of PyTorch or d2l.ai, in training mode as every new module, that holds copies of these weights.
+    """Return a layer of PyTorch or d2l.ai with copies of these weights, in training mode like every new module.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -42,7 +42,7 @@ def to_native(
         options: further arguments of the layer's constructor, such as `batch_first` (here True unless given).
 
     Raises:
-        SpecError: such a layer can't hold these weights, or no layer here has this layout.
+        SpecError: the layer can't hold these weights, or `layout` is unknown.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, key_dim=5, value_dim=4)
@@ -62,10 +62,10 @@ def to_native(
 
 
 def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return a layer's config, and its weights by canonical name, such as "q_proj.weight".
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
-    sizes, the config has `num_heads` and `dropout`.
+    The weights are read-only copies in the layer's dtype. bfloat16 parameters come out as float32, which holds each of
+    them exactly. Besides sizes, the config has `num_heads` and `dropout`.
 
     Args:
         layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode and dtype, on any device.
@@ -73,9 +73,9 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
             subclass, a hook or an adapter (LoRA) can change that. Hooks run too. The layer is left as it was.
 
     Raises:
-        SpecError: it is no such layer, has learned or zero keys of its own (bias_k, bias_v, add_zero_attn),
-            does not know its widths yet, or a parameter is not finite; or, unless probe=False, it computes
-            something else or can't be run (on the meta device, in torch.compile).
+        SpecError: the layer is of another class, has learned or zero keys of its own (bias_k, bias_v, add_zero_attn),
+            does not know its widths yet, or has a parameter that is not finite; or, unless probe=False, the layer
+            computes something else or can't be run (on the meta device, in torch.compile).
 
     >>> config, weights = from_native(nn.MultiheadAttention(6, 2, dropout=0.25))
     >>> config.num_heads, config.dropout, weights["k_proj.weight"].shape
@@ -97,7 +97,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
 
 
 def layout_of(layer: nn.Module) -> Layout:
-    """Return the layout of a layer's state_dict. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's state_dict. SpecError for a kind of layer that can't be read.
 
     >>> layout_of(nn.MultiheadAttention(6, 2, kdim=5)).name
     'torch-separate'

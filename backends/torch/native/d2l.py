@@ -15,7 +15,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Return the softmax over the keys of (N, Lq, Lk); valid_lens: (N,) or (N, Lq). Overwrites scores of padded keys.
+    """Return the softmax over the keys of scores (N, Lq, Lk). It masks keys j >= valid_lens, (N,) or (N, Lq), in place.
 
     >>> masked_softmax(torch.zeros(2, 1, 4), torch.tensor([2, 0]))[:, 0]
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],
@@ -49,7 +49,7 @@ class D2lDotProductAttention(nn.Module):
 
 
 class D2lMultiHeadAttention(nn.Module):
-    """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
+    """Multi-head attention of width `num_hiddens`, whose only mask is valid_lens. The first call decides input widths.
 
     >>> layer = D2lMultiHeadAttention(100, 5, 0.5)
     >>> layer(torch.ones(2, 4, 100), torch.ones(2, 6, 100), torch.ones(2, 6, 100), torch.tensor([3, 2])).shape
@@ -66,7 +66,7 @@ class D2lMultiHeadAttention(nn.Module):
         self.W_o = nn.LazyLinear(num_hiddens, bias=bias)
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None) -> Tensor:
-        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq) -> (B, Lq, num_hiddens)."""
+        """Return (B, Lq, num_hiddens) from (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) and valid_lens (B,) or (B, Lq)."""
         split = (
             transpose_qkv(projection(x), self.num_heads)
             for projection, x in ((self.W_q, queries), (self.W_k, keys), (self.W_v, values))

@@ -26,7 +26,7 @@ from mha_core.weights import Weights
 
 
 class ScaledDotProductSubject(TorchSubject):
-    """A subject: torch's scaled_dot_product_attention by default, where the arguments decide which kernel runs."""
+    """A test subject: torch's scaled_dot_product_attention, which itself chooses a kernel by its arguments."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
     capabilities: ClassVar[Capabilities] = OPERATION.but("past")
@@ -66,14 +66,14 @@ class ScaledDotProductSubject(TorchSubject):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, config: AttentionConfig, mask: Mapping[str, Any]
     ) -> Tensor:
-        """(B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) -> (B, H, Lq, dv): call the operator."""
+        """Call the operator on (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) and return its output (B, H, Lq, dv)."""
         grouped = config.num_kv_heads != config.num_heads
         return F.scaled_dot_product_attention(
             queries, keys, values, scale=config.softmax_scale, enable_gqa=grouped, **mask
         )
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return attn_mask (B, H, Lq, Lk): bools, True = attend; or the bias, with -inf at excluded keys."""
+        """Return attn_mask (B, H, Lq, Lk) in a dict: bools, True = attend; or the bias, with -inf at excluded keys."""
         if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
@@ -82,7 +82,7 @@ class ScaledDotProductSubject(TorchSubject):
 
 
 class ScaledDotProductMathSubject(ScaledDotProductSubject):
-    """A subject: the operator with its "math" kernel, of plain matrix products and a softmax."""
+    """A test subject: the operator with its "math" kernel, of plain matrix products and a softmax."""
 
     name = "torch scaled_dot_product_attention (math)"
 
@@ -91,9 +91,9 @@ class ScaledDotProductMathSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductFlashSubject(ScaledDotProductSubject):
-    """A subject: the operator with its fused kernel, an online softmax. Narrower heads are zero-padded to one width.
+    """A test subject: the operator with its fused kernel, an online softmax. Heads are zero-padded to one width.
 
-    It has no gradient of a bias, so a call with one shows no gradients.
+    The kernel has no gradient of a bias, so a call with a bias returns no gradients.
     """
 
     name = "torch scaled_dot_product_attention (flash)"
@@ -113,7 +113,7 @@ class ScaledDotProductFlashSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
-    """A subject: the operator with `is_causal=True` (aligned top-left) or `causal_lower_right` in place of a mask."""
+    """A test subject: the operator with `is_causal=True` (aligned top-left) or `causal_lower_right` for a mask."""
 
     name = "torch scaled_dot_product_attention (is_causal)"
 

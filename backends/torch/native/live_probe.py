@@ -33,7 +33,7 @@ D2L = (f"{SUBJECTS}:D2lMultiHeadAttentionSubject",)
 
 
 def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
+    """Raise SpecError unless a torch.nn.MultiheadAttention computes attention with these weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         given = tensors(layer, inputs.queries, inputs.keys, inputs.values)
@@ -51,7 +51,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
+    """Raise SpecError unless `layer(queries, keys, values, valid_lens)` computes attention with these weights."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = inputs.mask.valid_lens
@@ -70,7 +70,7 @@ def _check(
 
 
 def check_runs(layer: nn.Module) -> str:
-    """Return the dtype of a module's parameters; SpecError if the module can't be run on a probe here."""
+    """Return the name of the dtype of a module's parameters. SpecError if the module can't be run on test inputs."""
     name = type(layer).__name__
     if torch.compiler.is_compiling() or transforms_are_active():
         raise cannot_run(name, "this runs while PyTorch traces or transforms a program, where arrays have no numbers")
@@ -91,10 +91,10 @@ def tensors(layer: nn.Module, *arrays: NDArray) -> list[Tensor]:
 
 @contextmanager
 def as_found(*layers: nn.Module) -> Iterator[None]:
-    """Return a context in which the modules are in evaluation mode without gradients; then their state is put back.
+    """Return a context in evaluation mode without gradients and autocast. Its end restores the modules' state.
 
-    The state is their mode, attributes and buffers, and PyTorch's random state. `train()` is not called: some modules
-    change their weights in it. Autocast is off, since a probe is in the layer's own dtype.
+    The state: mode, attributes, buffers, and PyTorch's random state. `train()` is not called, because some modules
+    change their weights in it.
     """
     modules = list({id(module): module for layer in layers for module in layer.modules()}.values())
     attributes = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]

@@ -14,7 +14,7 @@ from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
-    """Return what must be stored to call the module again later: here the module itself."""
+    """Return the object to keep for calling the module again later: here the module itself."""
     return module
 
 
@@ -35,13 +35,13 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `module`, reported as `name` by `watch(outer)`, is the one of which `hold` returned `held`."""
+    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
     return module is held
 
 
 @contextmanager
 def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context whose value is the module, with parameters and buffers in `dtype` until the context ends."""
+    """Return a context that yields the module, with its parameters and buffers in `dtype` until the context ends."""
     own = [*held.parameters(), *held.buffers()]
     before = [(tensor, tensor.data) for tensor in own if tensor.is_floating_point()]
     try:
@@ -58,7 +58,7 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
     """Return a context like `computing` that casts a parameter only while something uses it.
 
-    A module with other references to its parameters, as nn.LSTM has, uses these uncast: it may raise, and the
+    A module that keeps other references to its parameters, such as nn.LSTM, uses them uncast: it may raise, and the
     parameters get no gradient.
     """
     wanted = TORCH_DTYPES[dtype]
@@ -111,15 +111,15 @@ class _Lent(dict[str, Any]):
 
 
 def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
-    """Return the array as a tensor; floating-point numbers in `dtype`."""
+    """Return the array as a tensor; floating-point numbers are cast to `dtype`, unless it is None."""
     tensor = torch.from_numpy(array.copy())
     return tensor.to(TORCH_DTYPES[dtype]) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
-    """Return a view of the tensor that later calls `note` with its gradient; None if the tensor gets no gradient.
+    """Return a view of the tensor; the backward pass calls `note` with its gradient. None if it gets no gradient.
 
-    Since it is a view, the gradient does not include what the module itself does with its output.
+    What the module itself does with its output does not contribute to the gradient of the view.
     """
     if not value.requires_grad:
         return None

@@ -32,7 +32,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class TorchSubject(NativeSubject):
-    """A base of PyTorch's subjects. It runs a layer and autograd, with NumPy arrays in and out.
+    """A base of PyTorch's test subjects: it runs a layer and its backward pass, with NumPy arrays in and out.
 
     Attributes:
         training: whether the layer is in train() mode.
@@ -46,7 +46,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; return the stages it exposes, by name."""
+        """Run the layer on `leaves` (see `AttentionInputs.leaves`). Return a dict of the arrays that it exposes."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Return whether every gradient of a call with these inputs can be computed."""
@@ -55,7 +55,7 @@ class TorchSubject(NativeSubject):
     def parameter_gradients(
         self, layer: nn.Module, config: AttentionConfig, gradients: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray]:
-        """Return gradients of the layer's own parameters under the canonical names."""
+        """Return the gradients of the layer's own parameters, converted to the canonical names."""
         return canonical_gradients(layout_of(layer), config, gradients)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
@@ -91,7 +91,7 @@ def _trace(stages: Tensors, gradients: Mapping[str, np.ndarray] | None = None) -
 
 
 class MultiheadAttentionSubject(TorchSubject):
-    """A subject: torch.nn.MultiheadAttention with `need_weights=True`; its own softmax gives weights per head.
+    """A test subject: torch.nn.MultiheadAttention with `need_weights=True`; its own softmax gives weights per head.
 
     Attributes:
         need_weights: the layer's argument; if it is False, the layer runs scaled_dot_product_attention.
@@ -115,27 +115,27 @@ class MultiheadAttentionSubject(TorchSubject):
         return {"weights": weights, "output": output} if self.need_weights else {"output": output}
 
     def options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return the other arguments of the call, its masks among them."""
+        """Return the keyword arguments of the call besides query, key and value: masks and flags."""
         masks = ignored_keys(inputs.mask, inputs.check(config), config.num_heads, leaves.get("bias"))
         return {"need_weights": self.need_weights, "average_attn_weights": False, **masks}
 
 
 class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
-    """A subject: the layer with its default `batch_first=False`, whose queries are (Lq, B, E)."""
+    """A test subject: the layer with its default `batch_first=False`, whose queries are (Lq, B, E)."""
 
     name = "torch.nn.MultiheadAttention (time-major)"
     batch_first = False
 
 
 class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
-    """A subject: the layer with `need_weights=False`, with gradients. It runs scaled_dot_product_attention."""
+    """A test subject: the layer with `need_weights=False`, with gradients. It runs scaled_dot_product_attention."""
 
     name = "torch.nn.MultiheadAttention (need_weights=False)"
     need_weights = False
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """A subject: the layer in train() mode. Dropout is refused: no argument takes the mask of weights that are kept."""
+    """A test subject: the layer in train() mode. It refuses dropout, because no argument takes a dropout mask."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True
@@ -147,7 +147,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A subject: `is_causal=True` beside the causal mask; the layer then uses its kernel's causal masking instead."""
+    """A test subject: the layer with a causal mask and `is_causal=True`, which leaves the masking to its kernel."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -159,7 +159,7 @@ class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
+    """A test subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
     capabilities = Capabilities()
@@ -182,9 +182,10 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
-    """Return the masks of nn.MultiheadAttention (True = ignore): one for lengths per item, one for all other sources.
+    """Return a mask as a dict of nn.MultiheadAttention's arguments, in which True = ignore.
 
-    `key_padding_mask` is (B, Lk), `attn_mask` (B * H, Lq, Lk); both are bool, or float if there is a bias.
+    `key_padding_mask` (B, Lk) holds valid_lens (B,); `attn_mask` (B * H, Lq, Lk) has all other sources. Both are bool,
+    or float if there is a bias.
 
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
     >>> ignored_keys(AttentionMask(valid_lens=np.array([1])), sizes, num_heads=1, bias=None)
@@ -209,7 +210,7 @@ def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Te
 
 
 def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
-    """Return why a mask is not just causal with one of these offsets; None if it is."""
+    """Return None if a mask is just a causal one with one of these offsets; else a text that says what it is."""
     if not mask.causal:
         return "anything but a causal mask"
     others = [name for name in ("valid_lens", "allowed", "bias", "window") if getattr(mask, name) is not None]
@@ -224,7 +225,7 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
 
 
 class D2lMultiHeadAttentionSubject(TorchSubject):
-    """A subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express causal masks too."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
     capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)

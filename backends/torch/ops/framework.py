@@ -35,7 +35,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Return shape and dtype of an array of PyTorch or NumPy, for mha_core's checks; None for anything else."""
+    """Return the ArraySpec (shape and dtype) of a PyTorch or NumPy array; None for anything else."""
     if isinstance(array, torch.Tensor):
         return ArraySpec(tuple(array.shape), dtype_name(array.dtype))
     return describe_array(array) if isinstance(array, np.ndarray) else None
@@ -50,7 +50,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
 
 
 def copied(tensor: torch.Tensor) -> NDArray:
-    """Return a NumPy copy of a layer's input or output. SpecError if it is nested, or has no numbers to copy."""
+    """Return a NumPy copy of a tensor. SpecError if it is nested, sparse or on the meta device."""
     if tensor.is_nested:
         raise SpecError(
             "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
@@ -63,7 +63,7 @@ def copied(tensor: torch.Tensor) -> NDArray:
 
 
 def refuse_autocast(module: torch.nn.Module) -> None:
-    """Raise SpecError if torch.autocast is on where a module is called: it chooses a dtype for each operation."""
+    """Raise SpecError if torch.autocast is on for a module, because the module then computes in no single dtype."""
     if not torch._C._is_any_autocast_enabled():  # asked at every call of every module
         return
     device = next((parameter.device.type for parameter in module.parameters()), "cpu")
@@ -76,12 +76,12 @@ def refuse_autocast(module: torch.nn.Module) -> None:
 
 
 def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a copy as a tensor, so that nothing PyTorch does in place can reach the caller's array."""
+    """Return a copy of the array as a tensor. In-place operations on it do not reach the caller's array."""
     return torch.from_numpy(np.array(array)).to(device=device, dtype=dtype)
 
 
 def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any:
-    """Return a tensor on `device`, of `dtype` (None: its own), made from a NumPy array or a list of tensors.
+    """Return a NumPy array or a list of tensors as one tensor on `device`, of `dtype` (None: of its own dtype).
 
     Anything else is returned unchanged, and so is an array that `mha_core` refuses.
     """
@@ -109,7 +109,7 @@ def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
 
 
 def numbers(array: Any) -> NDArray | None:
-    """Return an array in NumPy; None if reading it would wait for a device, or while PyTorch traces."""
+    """Return an array as a NumPy array; None if PyTorch traces it, or if reading it would wait for a device."""
     if not isinstance(array, torch.Tensor):
         return None if torch.compiler.is_compiling() else np.asarray(array)
     if torch.compiler.is_compiling() or array.device.type != "cpu" or transforms_are_active():
@@ -142,7 +142,7 @@ def linear(
 
 
 def in_width(layer: nn.Linear) -> int | None:
-    """Return the input width of a Linear, or None while a LazyLinear does not know it."""
+    """Return the input width of a Linear; None if a LazyLinear has not been called yet."""
     # Not in_features: a LazyLinear that got its weight from a state_dict leaves that at 0 until it is called.
     return None if isinstance(layer.weight, UninitializedParameter) else layer.weight.shape[1]
 

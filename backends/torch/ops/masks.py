@@ -21,17 +21,17 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of a `Block` of one, on its device. A field is None if the call has no such argument.
+    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
 
     key_len: Lk, of the past and the new keys. first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal
     and window allow key j iff first <= j < stop.
-    allowed: bool, as it was given but of rank 4; True = may attend.
-    bias: as it was given but of rank 4; -inf excludes.
+    allowed: bool, the caller's array with four axes; True = may attend.
+    bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that no query can attend to.
-    reach: bounds (first, stop) in NumPy, where those two are None as well; None if reading would wait for a device.
-    is_diagonal: whether the mask excludes exactly what causal with an offset of 0 does.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
+        no query may attend to.
+    reach: `first` and `stop` in NumPy, also if these two are None; None if reading them would wait for a device.
+    is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
 
@@ -54,13 +54,13 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return an argument of a mask, as a tensor if torch.compile traces and it is a list or of NumPy; else unchanged.
+    """Return an argument of a mask. While torch.compile traces, a list or a NumPy array becomes a tensor.
 
-    `AttentionMask` converts lists by functions of NumPy that a compiler can't follow.
+    `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
-        bias_dtype: the dtype of a bias that is a number or a list, which has none; None for the other sources.
+        bias_dtype: the dtype for a bias that is a number or a list; None for the other arguments.
     """
     if not torch.compiler.is_compiling() or given is None or isinstance(given, Tensor):
         return given
@@ -70,9 +70,9 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
 
 
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
-    """Return the call with tensors in place of lists, numbers and NumPy's arrays, on the device that computes it.
+    """Return the call with tensors in place of lists, numbers and NumPy's arrays, on one device.
 
-    That is the device of the call's first tensor, else of the layer's parameters. The mask's integers stay where they
+    The device is that of the call's first tensor, else of the layer's parameters. The mask's integers stay where they
     are, so that `build_mask` can read them without waiting. Arguments that `check_call` refuses are not converted.
 
     Raises:
@@ -105,7 +105,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         spec: the properties of the layer, which the call has to fit.
 
     Raises:
-        SpecError: naming the first argument that does not fit.
+        SpecError: an argument does not fit the spec; the message names the first one.
     """
     sizes = check_call(call, spec, describe)
     mask, device = call.mask, call.queries.device
@@ -138,7 +138,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to a block: the keys that the mask allows; None if all."""
+    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -156,7 +156,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block (None: of the whole call); first and stop are None if they exclude no key."""
+    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop
@@ -179,7 +179,7 @@ def cut(array: Tensor, block: Block) -> Tensor:
 
 
 def expected_dtype(layer: nn.Module) -> str | None:
-    """Return the dtype that a layer's inputs must have, its parameters' dtype; None if it has no parameters.
+    """Return the dtype that a layer's inputs must have: that of its parameters. None if it has no parameters.
 
     It is None under autocast too, where PyTorch chooses a dtype for each operation.
     """
@@ -193,7 +193,7 @@ def expected_dtype(layer: nn.Module) -> str | None:
 
 
 def check_first_call(call: Call[Any], layer: nn.Module) -> None:
-    """Raise SpecError if a layer can't take its first call, which may have any input widths.
+    """Raise SpecError if a layer can't take this first call, in which input widths are still free.
 
     Args:
         call: the call, as `placed` returns it.

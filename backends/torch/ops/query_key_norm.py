@@ -16,10 +16,10 @@ def unnormed(x: Tensor, order: Order) -> Tensor:
 
 
 class HeadNorm(nn.Module):
-    """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
+    """A norm of a layer's projected queries (`q_norm`) or keys (`k_norm`).
 
     Args:
-        settings: the layer's query-key norm.
+        settings: the kind of norm, its eps and its place, before or after rotation.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
         device, dtype: the device and the dtype of the parameters.
     """
@@ -42,7 +42,7 @@ class HeadNorm(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor, order: Order) -> Tensor:
-        """Return x (B, heads, L, d), normed if the layer norms in this order ("before" or "after" rotation); else x."""
+        """Return x (B, heads, L, d), normalized if the layer norms in this `order` ("before" or "after" rotation)."""
         settings = self.settings
         if settings.order != order:
             return x

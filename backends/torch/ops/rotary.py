@@ -23,12 +23,12 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
     """Return the tables (cosine and sine) for queries and for new keys, with the queries' dtype and device.
 
     Args:
-        call: the checked result of `placed`.
-        settings: the layer's rotary settings; None gives no tables.
+        call: a result of `placed` that has been checked.
+        settings: the layer's rotary settings. None: the tables are None.
 
     Raises:
-        SpecError: a position can be read and is out of range; or a compiler traces positions, and the layer's
-            frequencies depend on the length.
+        SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies
+            depend on the length.
     """
     if settings is None:
         return Tables()
@@ -51,7 +51,7 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
 
 
 def rotate(x: Tensor, table: Table | None, settings: Rotary | None) -> Tensor:
-    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin)."""
+    """Return x (B, heads, L, d), rotated: each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin)."""
     if table is None or settings is None:
         return x
     cos, sin = table.cos[:, None], table.sin[:, None]  # (B, 1, L, r / 2)

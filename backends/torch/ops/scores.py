@@ -27,7 +27,7 @@ class DotScore:
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """Return the score function for the fast path, which works block by block."""
+        """Return this score function as a `Score`, which can score one block of queries at a time."""
         return Score(self.scale)
 
 
@@ -54,9 +54,9 @@ class AdditiveScore(nn.Module):
         return additive_score(self.query(queries), self.key(keys), self.vector)
 
     def operands(self, queries: Tensor, keys: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return A q (B, H, Lq, S), and C k (B, G, L, S) for each array of keys, computed once for all blocks."""
+        """Return A q (B, H, Lq, S), and the tuple of C k (B, G, L, S) of each array of keys. All blocks share them."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """Return the score function for the fast path, which works block by block."""
+        """Return this score function as a `Score`, which can score one block of queries at a time."""
         return Score(vector=self.vector)
