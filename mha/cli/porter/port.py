@@ -94,9 +94,9 @@ def port(asked: PortOptions) -> None:
 
 
 def loads(asked: PortOptions) -> Callable[[], tuple[TrainedModel, Any]]:
-    """Return a function: () -> (the model that `asked` names, loaded; its own inputs, or None if it brings none).
+    """Return a function without arguments that returns (the loaded model that `asked` names, its inputs or None).
 
-    For a name or a folder that can't be loaded, SpecError is raised at once, not when the function is called.
+    Raises SpecError at once, before that function is called, if the model is a name or folder that can't be loaded.
     """
     from mha.port.model import check_named, live_model, load_trained
 

@@ -134,7 +134,7 @@ def is_ours(name: str) -> bool:
 
 
 def original_named(spec: str) -> Any:
-    """Return the live original that `spec` names: a model of `mha port`, a model, or the result of a function."""
+    """Return the model that `spec` names: a model of `mha port`, a MODULE:NAME, or the result of calling that."""
     from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
     from mha.port.model import load_trained
