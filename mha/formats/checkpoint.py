@@ -30,7 +30,7 @@ ALWAYS_FINE = 64 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a file: shape and dtype are known without reading it; `load` reads it."""
+    """An array in a file that is not read yet: its shape, its dtype, and a function `load` that reads it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -125,9 +125,9 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """Return a context that turns any exception of the library that reads the file into a SpecError.
+    """Return a context that turns every exception in it into a SpecError.
 
-    A damaged or hostile file may raise any exception.
+    The library that reads a damaged or hostile file may raise any exception.
     """
     try:
         yield
@@ -138,12 +138,12 @@ def spec_errors(path: Path, what: str) -> Iterator[None]:
 
 
 class Refused(ValueError):
-    """An error: a file has something that no file of weights needs; the message names it."""
+    """An error: a file has something unsafe that no file of weights needs. The message names it."""
 
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context for the reader of `form`: it turns any exception into a SpecError, "refused" or "not whole"."""
+    """Return a context that turns every exception in it into a SpecError: "refused" for Refused, else "not whole"."""
     try:
         yield
     except SpecError:
