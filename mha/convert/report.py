@@ -48,7 +48,7 @@ def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> 
 
 
 def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
-    """Return the lines that explain the table. With `unseen`, they list all bugs that the calls would not have shown."""
+    """Return the lines that explain the table; with `unseen`, also all bugs that the calls would not have shown."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
