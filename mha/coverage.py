@@ -159,7 +159,7 @@ class Survey:
         return owner.name
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """Return the Coverage. `called`: the names of the layers that were called. Default: all known, chosen ones."""
+        """Return the Coverage, given the names of the called layers. Default: all layers that are known and chosen."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [
@@ -256,7 +256,7 @@ def roles_of(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Return whether a module's class is named like attention, or it has submodules and a name or heads like it.
+    """Return whether a module looks like attention: by its class, or by its name or num_heads if it has submodules.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])

@@ -143,7 +143,7 @@ class Asker:
     def call(
         self, given: Sequence[NDArray], options: Mapping[str, Any], dtype: str, cotangent: NDArray | None = None
     ) -> dict[str, NDArray]:
-        """Return name -> array: output and gradients. Raises Left if the engine lacks an option, dtype or grouping."""
+        """Return output and gradients by name. Raises Left if the engine lacks an option, a dtype or grouped heads."""
         if lacking := [name for name in options if name not in self.about["options"]]:
             raise Left(lacking[0])
         if missing := [name for name in self.about["always"] if name not in options]:
@@ -246,7 +246,7 @@ class Asker:
 
 
 def narrowed(arrays: Mapping[str, NDArray], width: int) -> dict[str, NDArray]:
-    """Return a test vector's arrays with values and output cut or zero-padded to `width`; then without gradients."""
+    """Return a test vector's arrays, with values and output cut or zero-padded to `width`, and without gradients."""
     own = arrays["inputs/values"].shape[-1]
     if own == width:
         return dict(arrays)

@@ -186,7 +186,7 @@ def seed(of: str) -> Any:
 
 
 def unseen(which: str = "these calls") -> Any:
-    """Return a field for the options --unseen (True) and --no-unseen (False); None without either.
+    """Return a field for the switches --unseen (True) and --no-unseen (False); its default is None.
 
     True lists the bugs that the calls would not have shown, False does not look for them, None counts them in a line.
     """

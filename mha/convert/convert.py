@@ -151,8 +151,8 @@ def convert(
         progress: called with what is being done, the number of layers done, and the number of all layers.
 
     Raises:
-        SpecError: the arguments do not fit the file or each other, or a layer is neither proved nor known; the message
-            says why, and which choices there are. Or a layer lacks arrays, unless `prefix` names one that lacks none.
+        SpecError: the arguments do not fit the file or each other, a layer is neither proved nor known, or a layer
+            (with `prefix`, the chosen one) lacks arrays. The message says why, and which choices there are.
         VerificationFailed: a layer does not give the recorded outputs of the original, or a side computes something
             else than the reference.
     """

@@ -68,7 +68,7 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
 
     Raises:
         VerificationFailed: the weights give another output; the message has the first difference.
-        SpecError: a call does not fit the layer, or the calls could not show a difference from other layers.
+        SpecError: a call does not fit the layer, or other layers would give the same outputs in these calls.
     """
     precision = replace(Precision.of(layer.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
 

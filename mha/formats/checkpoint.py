@@ -72,16 +72,15 @@ class Checkpoint:
 
 
 def largest_claim(size: int) -> int:
-    """Return how many bytes the arrays in a file of `size` bytes may take in memory at most.
+    """Return the largest number of bytes that the arrays in a file of `size` bytes may take in memory.
 
-    Compression can't shrink trained numbers further. A file whose arrays are larger is damaged or hostile, and reading
-    it would fill the memory.
+    Trained numbers can't be compressed further. A file with larger arrays is damaged or hostile, and would fill memory.
     """
     return ALWAYS_FINE + GROWTH * size
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """Raise SpecError if `claimed` bytes are more than `largest_claim` of the file."""
+    """Raise SpecError if `what`, which takes `claimed` bytes, exceeds `largest_claim` for the file."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(

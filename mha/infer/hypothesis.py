@@ -99,7 +99,7 @@ class Hypothesis:
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return whether no rows serve as two weights, unless the file has another equal array for the second."""
+        """Return whether each weight has rows of its own; equal arrays in the file count as several."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 

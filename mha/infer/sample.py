@@ -80,7 +80,7 @@ class Sample:
         )
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
-        """Return (n or L, heads, width): the inputs of `role` ("q", "k" or "v") @ these rows of `part`, transposed."""
+        """Return (n or L, heads, width): inputs of `role` ("q", "k" or "v"), projected by the rows `rows` of `part`."""
         key = part.source, role
         if key not in self._projected:
             self._projected[key] = getattr(self, role) @ part.source.flat.T

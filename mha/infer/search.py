@@ -71,7 +71,7 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return indices (n, misfit.ndim): misfits below the cutoff, at most KEPT; if there are none, the smallest."""
+        """Return indices (n, misfit.ndim) of the misfits below the cutoff, at most KEPT, or else of the smallest."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -130,7 +130,7 @@ class Search:
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
     def cost(self, tier: int) -> float:
-        """Return the approximate cost of a tier: multiplications, plus an overhead PER_READING for each reading."""
+        """Return the approximate cost of searching a tier of hypotheses, in multiplications, with overhead."""
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
         for reading in self.readings(tier):

@@ -239,7 +239,7 @@ class Live:
 
     @contextmanager
     def moved(self, by: float, seed: int) -> Iterator[None]:
-        """Return a context in which each number that a module returns is multiplied at random by 1 +- `by`."""
+        """Return a context in which each number that modules return is multiplied at random by 1 + `by` or 1 - `by`."""
         if self.hooks is None:
             yield
             return

@@ -337,7 +337,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Return whether a model with the `influence` found is meant to be causal: later tokens change few outputs.
+    """Return whether `found`, a result of `influence`, is of a causal model: later tokens change few outputs.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)

@@ -60,7 +60,7 @@ class Template:
         return Size(shape[self.axes[0]], shape[self.axes[1]])
 
     def axes_of(self, array: NDArray[Any]) -> tuple[int | None, tuple[int, ...]]:
-        """Return the batch axis (or None) and the length axes of a further array, found by their sizes.
+        """Return (batch axis or None, length axes) of an argument's array, found by their sizes.
 
         >>> x = Template({"x": Given(np.zeros((2, 7, 12)), "x")})
         >>> x.axes_of(np.ones((1, 1, 7, 7))), x.axes_of(np.ones((2, 1, 1, 7))), x.axes_of(np.ones((2, 5, 12)))
@@ -115,7 +115,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return name -> input sequence, cut to `start` to `stop` of the items `items`. Default: the trial's size."""
+        """Return name -> input sequence: positions `start` to `stop` of `items`. Default: those of the trial's size."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop

@@ -196,7 +196,10 @@ class LayerExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsExercise(Exercise):
-    """An exercise on a trained layer: rate each head's importance (`kind` "importance"), or remove heads ("cut")."""
+    """An exercise on a trained layer: rate each head's importance (`kind` "importance"), or remove heads ("cut").
+
+    The learner's function may return one array, or a dict of arrays.
+    """
 
     kind: str
     returned: tuple[Value, ...]

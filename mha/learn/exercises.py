@@ -23,7 +23,7 @@ TRACKS = {
 
 @cache
 def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exercise, ...]:
-    """Return every exercise, with translations into these frameworks alone.
+    """Return every exercise. Translations are left out if they are into other frameworks than these.
 
     >>> [exercise.name for exercise in all_exercises(("numpy",))][:3]
     ['project', 'split', 'merge']

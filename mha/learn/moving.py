@@ -190,7 +190,7 @@ def _of_argument(name: str, shares: dict[tuple[str, str], list[float]]) -> str:
 
 
 def does_not_depend(name: str) -> str:
-    """Return the sentence on the argument of this name: that the answer does not depend on its values."""
+    """Return the sentence that the answer does not depend on the values of the argument `name`."""
     return f"Your answer does not depend on `{name}`: with other values it is the same."
 
 

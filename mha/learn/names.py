@@ -98,7 +98,7 @@ class Found:
 
 
 def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
-    """Return the bugs that explain a learner's answers in all cases, as a Found, which has none if none do.
+    """Return a Found: the bugs that explain a learner's answers in all cases. It is empty if no bug does.
 
     Args:
         exercise: the exercise that was tried.
@@ -217,8 +217,8 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """Return the sentences on mistakes that together explain all wrong rows; () if there are none.
 
-    A candidate is a sentence on a mistake, and a function with it. It counts if the learner's function returns the same
-    in every row where that function is wrong. Sentences that explain the most rows come first.
+    A candidate is a sentence on a mistake, and a function that makes it. It counts if the learner's function returns
+    the same in every row where that function is wrong. Sentences that explain the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]

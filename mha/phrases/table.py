@@ -115,7 +115,7 @@ def warnings_of(native: Native, concept: str) -> list[Deviation]:
 
 
 def deviations_of(native: Native) -> Sequence[Deviation]:
-    """Return all deviations in the tables for this layer, on every path."""
+    """Return all known deviations of this layer from the definition, as the tables list them."""
     return [entry for entry in load().entries if any(fnmatchcase(entry.subject, pattern) for pattern in native.layers)]
 
 

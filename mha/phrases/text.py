@@ -137,7 +137,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield a line for each known deviation that applies here; `mha deviations ID` shows all of it."""
+    """Yield a line for each known deviation, but not for those of other versions of an installed package."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

@@ -78,7 +78,7 @@ def haiku(q, k, v, *, allowed=None):
 
 
 def flax(q, k, v, *, allowed=None, bias=None, cache=None):
-    """Return the output of Flax's function or, with a cache length `cache`, of its layer that decodes step by step."""
+    """Return the output of Flax's function. With a length `cache`, Flax's layer decodes step by step with a cache."""
     from flax import nnx
 
     q, k, v = (jnp.swapaxes(one, 1, 2) for one in (q, k, v))

@@ -30,7 +30,7 @@ def back(array):
 
 
 def interleaved(q, k, v, *, bias=None, lengths=None):
-    """Return the output: scaled scores of the first operator, plus bias, softmax masked by lengths, second operator."""
+    """Return the output of two interleaved operators, with bias and softmax (masked by `lengths`) between them."""
     batch, heads, queries, width = q.shape
     if v.shape[3] != width:
         raise CannotExpress("values of another width")

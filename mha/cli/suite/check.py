@@ -168,7 +168,7 @@ OF_TWICE = {
     help="Compile everything anew: neither read nor keep compiled programs (see mha cache).",
 )
 def check(asked: CheckOptions) -> None:
-    """Judge your own layer (--subject), or the backends: all stages and gradients, beside a float64 reference.
+    """Judge your own layer (--subject), or the backends: all steps and gradients, against a float64 reference.
 
     Without --backend and --subject, every installed backend is checked. A subject that differs is
     diagnosed as well. What the table of deviations lists is expected: see `mha deviations`.
