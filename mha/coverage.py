@@ -20,17 +20,17 @@ SHOWN = 12
 
 
 class UnreadWarning(UserWarning):
-    """A warning: some modules that look like attention were not read, so the results do not hold for them."""
+    """A warning: some modules that look like attention were left out, so the results do not hold for them."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A module that looks like attention and was not read.
+    """A module that looks like attention but was left out (not read).
 
     Attributes:
         name: its name in the model.
         kind: its class.
-        why: "unknown" (no adapter reads its class), "uncalled", or "unasked" (the caller did not choose it).
+        why: "unknown" (its class is not supported), "uncalled", or "unasked" (the caller did not choose it).
     """
 
     name: str
@@ -40,7 +40,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The modules of a model that look like attention: the names of those that were read, and the others.
+    """A record of a model's modules that look like attention: `read` has the names of those that were read.
 
     >>> print(Coverage(("layers.0.attn",), (Unread("layers.1.attn", "mine.Attention", "unknown"),)).line)
     read 1 of 2 modules that look like attention; not: layers.1.attn (mine.Attention)
@@ -116,10 +116,10 @@ class _Met:
 
 
 class Survey:
-    """A collector of a model's modules, which then makes their Coverage.
+    """A collector of a model's modules, from which it makes a Coverage.
 
     Args:
-        parts_of: the framework's function: module -> names of its direct submodules, and ids of all inside it.
+        parts_of: a function of a module: names of its direct submodules, and a function that gives the ids of all.
     """
 
     def __init__(self, parts_of: PartsOf) -> None:
@@ -127,7 +127,7 @@ class Survey:
         self._met: dict[Any, _Met] = {}
 
     def meet(self, name: str, module: Any, *, known: bool, asked: bool = True) -> None:
-        """Add a module. `known`: whether an adapter reads its class; `asked`: whether the caller chose its name."""
+        """Add a module. `known`: whether its class is supported; `asked`: whether the caller chose its name."""
         parts, within = self._parts_of(module)
         key = name if within is None else id(module)
         if key in self._met:
@@ -143,9 +143,9 @@ class Survey:
                 one.known = known
 
     def read_inside(self, name: str) -> str:
-        """Note that the attention function in this module is read, and return the name of the layer it belongs to.
+        """Mark the attention function in the module `name` as read, and return the name of its layer.
 
-        That is the outermost module around it that has projections; if none has, the innermost module around it.
+        The layer is the outermost enclosing module with projections; if there is none, the innermost enclosing module.
         """
         around = [
             one for one in self._met.values() if not one.name or re.match(rf"{re.escape(one.name)}([./]|$)", name)
@@ -159,7 +159,7 @@ class Survey:
         return owner.name
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """Return the Coverage, given the names of the layers that were called. Default: all known and chosen ones."""
+        """Return the Coverage, given the names of the called layers. Default: all layers that are known and chosen."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [
@@ -244,7 +244,7 @@ def has_projections(parts: Iterable[str]) -> bool:
 
 
 def roles_of(part: str) -> set[str]:
-    """Return which of "q", "k" and "v" a submodule computes, by its name; none if the name has another word in it."""
+    """Return those of "q", "k" and "v" that a submodule's name stands for: {"k", "v"} for "to_kv", none for "mlp"."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
         return {"q", "k", "v"}
@@ -256,7 +256,7 @@ def roles_of(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Return whether a module's class or name contains "attention", or it has heads and at least two submodules.
+    """Return whether a module looks like attention: by its class, or by its name or num_heads if it has submodules.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])
@@ -288,7 +288,7 @@ def _is_count(module: Any, name: str) -> bool:
 
 
 def unread_of(described: Iterable[Mapping[str, Any]]) -> tuple[Unread, ...]:
-    """Return the unread modules from the dicts of `Coverage.to_dict`. SpecError for anything else."""
+    """Return the Unread objects from the dicts that `Coverage.to_dict` makes. Raises SpecError for an unknown `why`."""
     found = []
     for one in described:
         unread = Unread(**one)

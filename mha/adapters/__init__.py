@@ -14,15 +14,15 @@ MODULE = "mine"
 
 
 def new_adapter(path: Path, framework: str) -> tuple[str, str]:
-    """Write the file for a framework, and return the two subjects in it, as `mha check --subject` takes them.
+    """Write an example file with a function and a class, and return the names of both as MODULE:NAME.
 
     Args:
-        path: the file, which must not exist; it is named like a module.
-        framework: one of FRAMEWORKS.
+        path: the new file, such as mine.py for the module `mine`.
+        framework: one of FRAMEWORKS; the example is written in it.
 
     Raises:
-        SpecError: the file exists already, or its name can't be that of a module, or is that of another.
-        OSError: it can't be written.
+        SpecError: the file exists, its name is no module's name, or the name belongs to another module.
+        OSError: the file can't be written.
     """
     from mha_core.errors import SpecError, shown  # NumPy, which `mha --help` does without
 

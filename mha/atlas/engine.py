@@ -29,19 +29,19 @@ Arrays = dict[str, NDArray]
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine's attention: a table of `engines.toml`.
+    """An attention function of another library (an entry of `engines.toml`), or a user's own.
 
     Attributes:
-        id: its name; for a user's own function, MODULE:NAME.
+        id: the engine's name; for a user's own function, MODULE:NAME.
         function: MODULE:NAME in `mha.atlas.engines`; for a user's own function, the id.
-        call: the one-line call that is made, as its users write it.
-        packages: the packages that it needs; the version of the first counts.
-        extra: the extra of this project that installs it.
-        runner: the module in `mha.atlas.engines` that runs it; "": the module of `function`.
-        grouped: whether it takes fewer heads of keys than of queries.
-        one_width: whether values must be as wide as keys. Then those of vectors are cut or filled, since no channel of
-            the output depends on another, and gradients are not judged.
-        environment: variables that are set before it is imported.
+        call: the call of the library in one line of code.
+        packages: the packages that the engine needs.
+        extra: the extra of this project that installs these packages.
+        runner: the module in `mha.atlas.engines` that converts arrays for it; "": the module of `function`.
+        grouped: whether there may be fewer key heads than query heads.
+        one_width: whether values must be as wide as keys. If so, the values of test vectors are cut or zero-padded to
+            that width, and gradients are not judged.
+        environment: environment variables that are set before the library is imported.
     """
 
     id: str
@@ -63,10 +63,10 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def engines(names: Sequence[str] = ()) -> list[Engine]:
-    """Return the engines of these ids, with wildcards, and a user's own functions; all engines without names.
+    """Return the engines that match `names`: ids, wildcards such as "torch-*", or MODULE:NAME. Default: all.
 
     Raises:
-        SpecError: a name fits none.
+        SpecError: a name matches no engine.
     """
     found: dict[str, Engine] = {}
     for name in names or ENGINES:
@@ -103,7 +103,7 @@ def _loaded(id: str) -> tuple[Callable[..., Any], Any]:
 
 
 def described(id: str) -> dict[str, Any]:
-    """Return what an engine can be asked: options, those that are always given, dtypes; and its versions."""
+    """Return a dict on an engine: its options, those among them that are required, its dtypes and its versions."""
     function, module = _loaded(id)
     parameters = list(inspect.signature(function).parameters.values())[3:]
     return {
@@ -120,7 +120,7 @@ NAMES = ("output", "gradients.queries", "gradients.keys", "gradients.values")
 
 
 def called(id: str, given: list[NDArray], options: dict[str, Any], dtype: str, cotangent: NDArray | None) -> Arrays:
-    """Return the output of one call, and its gradients where the engine has them; raises what the engine raises."""
+    """Return name -> array: the output, and gradients if there is a cotangent. The engine's exceptions pass through."""
     function, module = _loaded(id)
     made = {name: module.of(one, dtype) if isinstance(one, np.ndarray) else one for name, one in options.items()}
     leaves = [module.of(array, dtype) for array in given]

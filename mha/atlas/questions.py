@@ -16,17 +16,17 @@ RAISES = "refuses"
 
 @dataclass(frozen=True)
 class Asked:
-    """A call, and names for its possible answers.
+    """A call of an attention function, and its possible outputs by name.
 
     Attributes:
-        arrays: queries, keys and values (B, H, L, d).
-        answers: name -> output; the first is the definition's, None for an exception. NaN stands for itself.
-        allowed, bias: the mask, as bool or integers, and what is added.
-        options: other arguments.
+        arrays: queries, keys and values, each (B, H, L, d).
+        answers: name -> possible output; None stands for an exception. The first is the definition's. NaN equals NaN.
+        allowed, bias: the mask, bool or integer; and the numbers that are added to the scores.
+        options: further keyword arguments.
         dtype: the dtype of the call.
-        near: how far an output may be from an answer whose name it gets.
-        other: the name of any other output; "": its distance from the definition's is said.
-        strict: whether a bool mask must be given as bools, and not as added numbers.
+        near: the absolute tolerance with which an output is matched to `answers`.
+        other: the name of an output that matches none; "": a text on how it differs from the definition's.
+        strict: whether the mask must be passed as a mask, and not as -inf in a bias.
     """
 
     arrays: tuple[NDArray, NDArray, NDArray]
@@ -45,7 +45,7 @@ class Asked:
         return next(iter(self.answers))
 
     def name(self, output: NDArray) -> str:
-        """Return the name of an output; if no name fits, its distance from the definition's in words."""
+        """Return the name of the answer that an output matches; if none, how it differs from the definition's."""
         output = np.asarray(output, np.float64)
         for name, answer in self.answers.items():
             if answer is not None and output.shape == answer.shape and _same(output, answer, self.near):
@@ -66,14 +66,14 @@ def _same(output: NDArray, answer: NDArray, near: float) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """A question.
+    """A question to every engine: what does it return for this call?
 
     Attributes:
-        id: its name.
-        about: which of the questions of the page it belongs to.
-        text: what is asked, in a line.
-        build: makes the call.
-        causal: whether `build` makes a causal call if it is told so, for engines that have no others.
+        id: the question's name.
+        about: the heading under which the page shows it.
+        text: the question in a line.
+        build: a function that makes the call.
+        causal: whether `build` has a parameter `causal`, for engines that are always causal.
     """
 
     id: str
@@ -101,7 +101,7 @@ def _question(about: str, text: str) -> Callable[[Build], Build]:
 def arrays(
     queries: int = 3, keys: int = 5, heads: int = 2, key_heads: int = 2, batch: int = 2
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Return queries, keys and values with heads of eight channels."""
+    """Return random queries (batch, heads, queries, 8), keys and values (batch, key_heads, keys, 8), in float32."""
     rng = np.random.default_rng(7)
     shapes = (heads, queries), (key_heads, keys), (key_heads, keys)
     q, k, v = (rng.standard_normal((batch, count, length, 8)).astype(np.float32) for count, length in shapes)
@@ -125,15 +125,15 @@ def plain(
     sinks: NDArray | None = None,
     tiled: bool = False,
 ) -> NDArray:
-    """Return what the definition gives, in float64: a query without a key gets 0.
+    """Return the definition's output in float64; it is 0 for a query that may attend to no key.
 
     Args:
-        q, k, v: queries, keys and values.
-        where: the keys that a query may attend to.
-        added: a bias, added after the softcap, as in the definition; with `capped` before it.
-        softcap: a limit of scores.
-        sinks: for each head, a score in the denominator alone.
-        tiled: whether query head h reads key head h % G in place of h // (H // G).
+        q, k, v: (B, H, Lq, d), (B, G, Lk, d) and (B, G, Lk, d).
+        where: a bool mask, True where a query may attend to a key.
+        added: a bias. It is added after the softcap, as in the definition, or with `capped` before it.
+        softcap: c in c * tanh(scores / c).
+        sinks: (H,) a further score of each head, in the softmax's denominator alone.
+        tiled: whether query head h reads key head h % G instead of h // (H // G).
     """
     q, k, v = (np.asarray(one, np.float64) for one in (q, k, v))
     heads, groups = q.shape[1], k.shape[1]

@@ -41,12 +41,12 @@ Vector = tuple[dict[str, Any], dict[str, NDArray]]
 
 
 class Left(Exception):
-    """An exception: a call needs something for which an engine has no argument; the message names it."""
+    """An error: an engine has no argument for something that the call needs. The message names the missing thing."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An answer to a question: the status, and how it answers, in words."""
+    """An engine's answer to one question: whether it follows the definition (`status`), and the answer in words."""
 
     question: str
     status: str
@@ -55,12 +55,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """Counts of vectors in one dtype, and the ids of those that differ or raised.
+    """An engine's results on test vectors of one dtype: counts, and the ids of those that differ or raised.
 
     Attributes:
-        worst: the worst error / allowed error of those that are equal.
-        little: those that differ by no more than arithmetic in a narrower dtype may: see `LITTLE`.
-        gradients: the equal ones whose gradients were judged too.
+        worst: the largest error / allowed error among the equal ones.
+        little: how many of `differ` have errors of at most `LITTLE`, as from rounding in a narrower dtype.
+        gradients: how many of the equal ones have equal gradients too; the others have outputs alone.
     """
 
     equal: int = 0
@@ -74,7 +74,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Entry:
-    """The findings on an engine, and their day; `why`: the reason why there are none, or ""."""
+    """All findings on an engine, with their date; `why`: the reason why it could not be run, or ""."""
 
     id: str
     call: str
@@ -95,7 +95,7 @@ class Entry:
 
 
 def vectors(dtypes: Sequence[str]) -> list[Vector]:
-    """Return the vectors that an engine may be asked: heads without parts, in these dtypes."""
+    """Return (manifest row, arrays) of the test vectors in `dtypes` on split heads, with no feature in NEVER."""
     found = []
     for vector in all_vectors():
         if vector.form == "heads" and vector.dtype in dtypes and not vector.case.config.parts:
@@ -108,7 +108,7 @@ def vectors(dtypes: Sequence[str]) -> list[Vector]:
 
 
 def masks(options: Sequence[str], where: NDArray | None, bias: NDArray | None, strict: bool = False) -> dict[str, Any]:
-    """Return the arguments of an engine with these options for a mask and a bias; Left if it has none."""
+    """Return the keyword arguments, out of `options`, that pass a mask and a bias. Raises Left if no option fits."""
     if where is None and bias is None:
         return {}
     both = where is not None and bias is not None
@@ -128,12 +128,11 @@ def masks(options: Sequence[str], where: NDArray | None, bias: NDArray | None, s
 
 
 class Asker:
-    """A questioner of one engine, which runs in its own process.
+    """An engine that runs in a process of its own, with methods that call it.
 
     Args:
-        engine: the engine.
-        settings: what its process is started with.
-        seconds: the time that one call may take.
+        settings: the interpreter and limits of the process.
+        seconds: the time limit of one call.
     """
 
     def __init__(self, engine: Engine, settings: Settings, seconds: float) -> None:
@@ -144,7 +143,7 @@ class Asker:
     def call(
         self, given: Sequence[NDArray], options: Mapping[str, Any], dtype: str, cotangent: NDArray | None = None
     ) -> dict[str, NDArray]:
-        """Return output and gradients; Left where the engine lacks an argument, dtype or grouped heads."""
+        """Return output and gradients by name. Raises Left if the engine lacks an option, a dtype or grouped heads."""
         if lacking := [name for name in options if name not in self.about["options"]]:
             raise Left(lacking[0])
         if missing := [name for name in self.about["always"] if name not in options]:
@@ -247,7 +246,7 @@ class Asker:
 
 
 def narrowed(arrays: Mapping[str, NDArray], width: int) -> dict[str, NDArray]:
-    """Return a vector's arrays with values and output of this width, cut or filled with 0, and without gradients."""
+    """Return a test vector's arrays, with values and output cut or zero-padded to `width`, and without gradients."""
     own = arrays["inputs/values"].shape[-1]
     if own == width:
         return dict(arrays)
@@ -281,7 +280,7 @@ def entry_of(
     seconds: float,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Entry:
-    """Return the Entry of one engine; if the engine can't be asked, the Entry says why."""
+    """Return one engine's findings from all questions and the test vectors `some`; or why the engine can't run."""
     today = date.today().isoformat()
     try:
         asker = Asker(engine, settings, seconds)
@@ -301,7 +300,7 @@ def entry_of(
 
 
 def whole(entries: Sequence[Entry], kept: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return everything as a dict of JSON values; `kept`: older entries, of engines that `entries` lacks."""
+    """Return all entries as a dict of JSON values. `kept` has earlier ones, used for engines not in `entries`."""
     found = {**{one["id"]: one for one in kept}, **{one.id: one.to_dict() for one in entries}}
     order = [*engines.ENGINES, *found]
     return {
@@ -313,7 +312,7 @@ def whole(entries: Sequence[Entry], kept: Sequence[Mapping[str, Any]] = ()) -> d
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each engine or cell that has changed or is new; what was not asked now is left out."""
+    """Yield a line for each engine or answer that is new or changed from `old` to `new`, both results of `whole`."""
     before, after = ({one["id"]: one for one in each["engines"]} for each in (old, new))
     for id, entry in after.items():
         if id not in before:

@@ -32,7 +32,7 @@ def _asked(question: str) -> bool:
 
 @dataclass
 class Loaded:
-    """A list of the subjects and backends that take part in a command.
+    """A record of the backends and subjects (layers under test) that take part in a command.
 
     Attributes:
         subjects: all subjects that can be used, on every device and in every dtype.
@@ -55,10 +55,10 @@ class Loaded:
 
 
 class Apart(Options):
-    """A base class with the options of commands whose subjects run in processes of their own.
+    """A base class with the options of commands that run subjects (layers under test) in worker processes.
 
     Attributes:
-        workers: how many processes run at a time; 0: only this one; None: one for each core.
+        workers: the number of worker processes; 0: all runs in this process; None: one for each core.
         pythons: interpreters of backends and subjects, each as "NAME=PATH".
         scheduler: the address of a Dask cluster's scheduler; None: the work is done on this machine.
         import_limit: seconds for an interpreter to start, and for a backend or a subject to be imported and made.
@@ -97,12 +97,12 @@ class Apart(Options):
         return self.workers == 0
 
     def settings(self, specs: tuple[str, ...] = ()) -> Settings:
-        """Return which interpreter runs which backend or subject.
-
-        Raises SpecError if an interpreter, or the cluster, can't be used.
+        """Return the Settings, which say which interpreter runs which backend or subject.
 
         Args:
-            specs: the subjects that were asked for.
+            specs: the user's own layers, each as MODULE:NAME.
+
+        Raises SpecError if an interpreter or the cluster can't be used.
         """
         from conformance.workers.interpreters import Settings, interpreters
         from mha_core.backend import names
@@ -132,7 +132,7 @@ class Apart(Options):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context whose end also ends the idle worker processes that this process has started."""
+        """Return a context. When it is left, the idle worker processes that this process started are ended."""
         from conformance.workers.execute import end_idle
 
         try:
@@ -160,13 +160,13 @@ class Apart(Options):
         text: Callable[[Item], str],
         work: Callable[[Executor], Iterator[Item]],
     ) -> tuple[list[Item], bool]:
-        """Return the items that `work(executor)` yields until the user interrupts it, and whether the user did.
+        """Return (the items that `work` yields, whether the user interrupted it), and show a progress bar meanwhile.
 
         Args:
-            errors: the console that shows a progress bar.
+            errors: the console of the progress bar.
             total: how many items there will be.
-            text: a function that returns the bar's text after an item.
-            work: a function of an executor that yields items, in any order.
+            text: item -> the bar's text after this item.
+            work: a function that gets an executor and yields items, in any order.
         """
         from conformance.runner import until_interrupted
 
@@ -180,11 +180,11 @@ class Apart(Options):
             return until_interrupted(seen())
 
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
-        """Return the requested backends, or all installed ones; and two lists with a line for each that can't be used.
+        """Return (usable backends, a line for each that is not installed, a line for each that is broken).
 
-        The first list is about backends that are not installed. The second is about those that fail in an interpreter
-        of their own, or do not answer in time; if it is not empty, the command does not succeed. Raises BackendError
-        for any other backend that can't be used, such as a requested one that is not installed.
+        Only the `requested` backends are tried, if there are any. A backend is broken if it fails in an interpreter of
+        its own, or does not answer in time; the command then does not succeed. Raises BackendError for any other
+        backend that can't be used, such as a requested one that is not installed.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -270,7 +270,7 @@ class Apart(Options):
         return found
 
     def one_backend(self, name: str, settings: Settings) -> tuple[Backend, str]:
-        """Return a backend, and a line with the version and the path of the Python that runs it.
+        """Return (backend, a line with the version and the path of the Python that runs it).
 
         Raises:
             BackendError: it can't be used; the message is one line.
@@ -295,9 +295,9 @@ def backend_subjects(
     *,
     compiled: bool = False,
 ) -> tuple[list[BackendSubject], list[str]]:
-    """Return a subject for each backend, path, dtype and device; and a line for each dtype or path a backend lacks.
+    """Return (a subject for each backend, path, dtype and device; a line for each dtype or path that a backend lacks).
 
-    The paths are the backend's default ones; with `path` only that one, and with `compiled` the compiled ones.
+    The paths are the backend's default paths; with `path` that path alone; with `compiled` the compiled paths.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 

@@ -43,7 +43,7 @@ def status_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed:
 
     Args:
         results: the results that the command is about.
-        also: further results. If there are only these, nothing was judged.
+        also: further results that may differ or fail. If only these were judged, nothing was judged.
         failed: whether anything else could not run, or results are missing.
     """
     statuses = {result.status for result in (*results, *also)}
@@ -59,7 +59,7 @@ def consoles() -> tuple[Console, Console]:
 
 
 def say(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines as they are, without markup: names in them come from outside, and may look like it."""
+    """Print lines without interpreting rich markup, since names in them may contain brackets."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -70,14 +70,13 @@ def warn(errors: Console, lines: Iterable[str]) -> None:
 
 
 def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows: each as a line if all lines fit into the width of the console, else each as a paragraph.
+    """Print an aligned table if it fits into the width of the console; else print each row as a paragraph.
 
-    A paragraph has the first cell on top, and below it the others with their headers. No cell is cut.
+    A paragraph begins with the row's first cell. The other cells follow, each after its header. No cell is cut.
 
     Args:
-        console: where to print.
         headers: one for each column.
-        rows: the cells of each row, printed as they are: names in them may look like markup.
+        rows: the cells of each row; rich markup in them is not interpreted.
     """
     from textwrap import TextWrapper
 
@@ -96,14 +95,14 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
 
 
 def says(status: Status) -> Callable[[str], None]:
-    """Return a function: text -> None. It shows the text on the status line as it is, without markup."""
+    """Return a function that shows its argument, a text, on the status line; rich markup is not interpreted."""
     from rich.text import Text
 
     return lambda text: status.update(Text(text))
 
 
 def write_asked(path: Path | None, value: Callable[[], Any]) -> None:
-    """Write `value()` as JSON to the file that --json names; nothing if none was named."""
+    """Write `value()` as JSON to the file `path`, which --json names; do nothing if it is None."""
     from mha_core.files.writing import write_json
 
     if path is not None:

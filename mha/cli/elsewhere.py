@@ -28,11 +28,11 @@ RUN = "from mha_parity.script import run; run()"
 
 
 def run_elsewhere(python: str, without: str) -> NoReturn:
-    """Run this command by another interpreter, and end as it ends.
+    """Run this command line in another Python interpreter, and exit with the status of that run.
 
     Args:
-        python: the interpreter, as it was given.
-        without: the name of the parameter that names the interpreter; it is left out of the arguments of the new run.
+        python: the interpreter, as the user gave it.
+        without: the name of the parameter that named the interpreter; the new command line omits it.
 
     Raises:
         CouldNotRun: `python` is no interpreter, lacks this project, or has another version of it.

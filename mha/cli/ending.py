@@ -29,16 +29,16 @@ TRACEBACK = "MHA_TRACEBACK"
 
 
 class Command(click.Command):
-    """A command that ends with exit status 2 and a message of one line at any refusal or unexpected error.
+    """A click command that ends with exit status 2 and a message of one line on any error.
 
     Attributes:
-        examples: whole command lines, which end the help, and are shown if an argument is missing.
+        examples: command lines, shown at the end of the help and in the error about a missing argument.
     """
 
     examples: tuple[str, ...] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments that are left, as click does; an error on an option without value names the command."""
+        """Return the unparsed arguments, as click does. A UsageError gets a context, so that it names the command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -81,7 +81,7 @@ FEW = 12
 
 
 class Program(Command, click.Group):
-    """A group of such commands (see `Command`). `groups`: heading -> commands, in the order of the help."""
+    """A click group of `Command` objects. `groups`: heading in the help -> commands, in the order of the help."""
 
     groups: Mapping[str, Sequence[click.Command]] = MappingProxyType({})
 
@@ -94,7 +94,7 @@ class Program(Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click's method does; in a small group, the error for an unknown command lists the commands."""
+        """Return (name, command, further arguments), as click does. In a small group, errors list the commands."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -105,7 +105,7 @@ class Program(Command, click.Group):
 
 
 def run(program: click.Command) -> NoReturn:
-    """Run the program as the main program of its process; a request to terminate ends it as an interrupt does."""
+    """Run the program, and end the process with its exit status. SIGTERM and SIGHUP act like an interrupt."""
     for request in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(request) == signal.SIG_DFL:  # nohup has one ignored
             signal.signal(request, signal.default_int_handler)

@@ -29,7 +29,7 @@ PARAMETER = "parameter"
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Options:
-    """A base for the options of a command: each class that derives from it is a frozen dataclass."""
+    """A base class for the options of a command. Each of its subclasses becomes a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -43,7 +43,7 @@ def option(*flags: str, **settings: Any) -> Any:
 
 
 def several(*flags: str, help: str, **settings: Any) -> Any:
-    """Return a field as `option` does, whose value is a tuple, since the option may be repeated."""
+    """Return a dataclass field as `option` does, but for an option that may be repeated: its value is a tuple."""
     return option(*flags, multiple=True, help=help, **settings)
 
 
@@ -53,12 +53,12 @@ def argument(**settings: Any) -> Any:
 
 
 def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Return a decorator that makes a function a command, which is called with one object: a `kind` with all options.
+    """Return a decorator: function -> click command that calls it with one argument, a `kind` of all option values.
 
     Args:
         kind: a class whose fields are made by `option`, `argument` and the functions below.
-        examples: whole command lines, which end the help, and are shown if an argument is missing.
-        settings: settings of the command's context, as click has them.
+        examples: command lines, shown at the end of the help and in the error about a missing argument.
+        settings: click's `context_settings` of the command.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:
@@ -86,7 +86,7 @@ def _parameters(kind: type[Options]) -> Iterator[Callable[[Any], Any]]:
 
 
 class OutputFile(click.ParamType):
-    """A type of options that name a file to write. The path is made absolute, and checked before the command runs.
+    """A click type for an option that names an output file. The path is checked before the command runs.
 
     Args:
         dash: whether "-" stands for standard output.
@@ -98,7 +98,7 @@ class OutputFile(click.ParamType):
         self.dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the absolute path. CouldNotRun if no file can be written there, or if another option names it too."""
+        """Return the absolute path. Raises CouldNotRun if it can't be written to, or another option names it too."""
         from mha_core.errors import SpecError
         from mha_core.files.writing import check_different, check_output
 
@@ -186,7 +186,7 @@ def seed(of: str) -> Any:
 
 
 def unseen(which: str = "these calls") -> Any:
-    """Return a field for the options --unseen (True) and --no-unseen (False); None without either.
+    """Return a field for the switches --unseen (True) and --no-unseen (False); its default is None.
 
     True lists the bugs that the calls would not have shown, False does not look for them, None counts them in a line.
     """

@@ -47,11 +47,11 @@ SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sari
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one case or one module.
+    """An outcome of one test case, or of one module of a model, for CI.
 
     Attributes:
-        suite: the subject (with its dtype) or the port that was judged.
-        name: name of the case or the module.
+        suite: the layer under test (with its dtype), or the model.
+        name: the name of the case or of the module.
         status: "failure" if it is different, "error" if it could not run, "skipped" if it was not judged.
         rule: one of RULES; "" if it passed.
         message: why it did not pass.
@@ -80,13 +80,12 @@ class Reported(Options):
         status: int,
         diagnoses: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Write the files that were asked for.
+        """Write the files that --junit and --sarif name.
 
         Args:
             outcomes: a function that returns the outcomes.
-            status: the exit status of the command. If it is not 0 but every outcome passed, an outcome is added that
-                says so.
-            diagnoses: why subjects differ, as in the JSON of `mha check`.
+            status: the exit status of the command. If it is not 0 and no outcome failed, an error is added.
+            diagnoses: why layers under test differ, as in the JSON of `mha check`.
         """
         from mha_core.files.writing import write_json, write_whole
 
@@ -103,7 +102,7 @@ class Reported(Options):
 
 
 def of_results(results: Sequence[Result], could_not_run: Sequence[str] = ()) -> list[Outcome]:
-    """Return the outcomes of cases, and of subjects that could not be used."""
+    """Return an outcome for each result, and one for each line on a layer that could not be run."""
     statuses: dict[str, Status] = {"different": "failure", "failed": "error", "unsupported": "skipped"}
     found = []
     for one in results:
@@ -147,7 +146,7 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
 
 
 def of_relations(found: Report) -> list[Outcome]:
-    """Return the outcomes of a model's relations; relations not asked, and known deviations, count as skipped."""
+    """Return an outcome for each relation that `mha invariants` tests. Untested and known broken ones are skipped."""
     statuses: dict[str, tuple[Status, str]] = {
         "holds": ("passed", ""), "broken": ("failure", "contradicts-itself"), "known": ("skipped", "not-judged"),
         "not asked": ("skipped", "not-judged"),
@@ -163,7 +162,7 @@ def of_relations(found: Report) -> list[Outcome]:
 def junit(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> bytes:
     """Return the outcomes as JUnit's XML: a testsuite for each suite, and in it a testcase for each outcome.
 
-    A diagnosis is written as the output of its suite.
+    A diagnosis becomes the system-out of its testsuite.
     """
     root = ElementTree.Element("testsuites")
     for suite in dict.fromkeys(one.suite for one in outcomes):
@@ -198,7 +197,7 @@ def _plain(text: str) -> str:
 def sarif(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return the outcomes as SARIF 2.1.0, with a result for each outcome that did not pass.
 
-    An outcome that was not judged, and each diagnosis, is a note.
+    Skipped outcomes and diagnoses have the level "note", others "error".
     """
     told = [
         Outcome(f"{one['subject']} {one['dtype']}", "diagnosis", "skipped", "diagnosed", one["text"])

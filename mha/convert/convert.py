@@ -39,14 +39,14 @@ from mha_core.layouts import Layout, get
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """The result for one layer.
+    """A record of the conversion of one layer.
 
     Attributes:
         prefix, to_prefix: the prefix of its arrays' names in the source, and in the file that was written.
         from_layout: the layout by which it was read.
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
-        source, target: the SideResult of the layer as read from each file: who ran it, and its error.
+        source, target: for either file, what ran the layer as read from it, and the error (SideResult).
         standing: whether the original's arithmetic is proved, known or neither (see `mha.models.standing`), and whether
             the original calls the layer causally.
         causal_call: what a call of the target's layer needs to be causal, in words; "" if the original's is not causal.
@@ -67,7 +67,7 @@ class ConvertedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of `convert`.
+    """A result of `convert`.
 
     Attributes:
         source, out: the files.
@@ -90,7 +90,7 @@ class Conversion:
 
 
 def list_layers(source: str | Path) -> list[FoundLayer]:
-    """Return the attention layers in a file of weights, from its names and shapes alone.
+    """Return the attention layers in a file of weights, found by names and shapes of arrays alone.
 
     Raises:
         SpecError: as `mha.formats.open_checkpoint`.
@@ -143,16 +143,16 @@ def convert(
             Default: the source's prefix if `every`, else the top level.
         recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
         moved: convert layers that are neither proved nor known as well.
-        leave: patterns of names of arrays to ignore. Below a layer's prefix they may name arrays that are not in its
-            layout; the layer is then no longer "known". Elsewhere they may name arrays that a model of config.json's
-            type does not have; you vouch that no attention layer reads them.
+        leave: patterns of names of arrays to ignore: arrays below a layer's prefix that are not in its layout (the
+            layer is then no longer "known"), and arrays that a model of config.json's type does not have (you vouch
+            that no attention layer reads them).
         force: replace an existing file.
         unseen: whether to find out which bugs the recorded calls would not have shown.
         progress: called with what is being done, the number of layers done, and the number of all layers.
 
     Raises:
-        SpecError: the arguments do not fit the file or each other, or a layer is neither proved nor known; the message
-            says why, and which choices there are. Or a layer lacks arrays, unless `prefix` names one that lacks none.
+        SpecError: the arguments do not fit the file or each other, a layer is neither proved nor known, or a layer
+            (with `prefix`, the chosen one) lacks arrays. The message says why, and which choices there are.
         VerificationFailed: a layer does not give the recorded outputs of the original, or a side computes something
             else than the reference.
     """
@@ -275,7 +275,7 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
 def check_choices(
     name: str, out: Path, from_layout: str | None = None, dtype: str | None = None
 ) -> tuple[Layout, Format]:
-    """Return the layout to write and the format of the file. SpecError if there is none, or they don't go together."""
+    """Return (the layout `name`, the format of the file `out`). Raises SpecError if that format can't hold it."""
     target = get(name)
     fitting = [one for one in FORMATS if _go_together(one, target) and not one.readable_only]
     endings = ", ".join(suffix for one in fitting for suffix in one.suffixes if not one.layouts or name in one.layouts)

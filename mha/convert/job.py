@@ -27,13 +27,13 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Job:
-    """One layer to convert.
+    """A layer to convert.
 
     Attributes:
         checkpoint: the open file.
         layer: the layer in it.
         layouts: the layouts to try, best first.
-        to_prefix: the prefix in the target.
+        to_prefix: the layer's prefix in the file to write.
         num_heads, num_kv_heads, dtype: the arguments of `convert`; None for the defaults.
         facts: facts about the layer from the file's metadata and the files beside it.
         recorded: recorded calls of the original layer; None if there are none.
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def needs_heads(self) -> bool:
-        """Return whether the caller has to give `num_heads`, because neither the file nor its layout says it."""
+        """Return whether the caller has to give `num_heads`, because file and layouts do not determine it."""
         said = self._heads() or self.facts.decoder or self.prefix in self.checkpoint.configs
         return not said and not any(layout.carries_heads for layout in self.layouts)
 
@@ -76,7 +76,7 @@ class Job:
                 raise SpecError(f"{label} of {self.at} must be {said}, as the model's config says{where}. Got {asked}.")
 
     def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
-        """Return the layout by which the layer was read, its config, its canonical weights, and their dtype.
+        """Return (the layout by which the layer was read, its config, its canonical weights, the name of their dtype).
 
         Args:
             dtype: the dtype to cast the weights to. None: the field `dtype`.
@@ -117,7 +117,7 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Return the layer's Standing (proved, known or moved, and why), and the Proof; None if it is not proved.
+        """Return (the layer's Standing: proved, known or moved, and why; its Proof, or None if it is not proved).
 
         Raises:
             VerificationFailed: the layer does not give the recorded outputs of the original.
@@ -147,13 +147,13 @@ class Job:
 
 
 def by_recording(jobs: Sequence[Job]) -> Job:
-    """Return the job whose layer gives the recorded outputs; if none does, the first one, whose error is then reported.
+    """Return the one job whose layer reproduces the recorded outputs; if none does, the first job.
 
     Args:
-        jobs: the same layer, read in each way that the names of its arrays allow.
+        jobs: one layer, read by different layouts that the names of its arrays fit.
 
     Raises:
-        SpecError: several jobs give the recorded outputs.
+        SpecError: several jobs reproduce the recorded outputs.
     """
     if len(jobs) == 1:
         return jobs[0]
@@ -169,11 +169,11 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return prefix in the target -> Standing, for every layer, and a list of the proofs of those that are proved.
+    """Return (dict: prefix in the target -> Standing of the layer, list of the Proofs of all proved layers).
 
     Raises:
-        SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
-            are not in its layout, and that no pattern of `leave` names.
+        SpecError: a layer is neither proved nor known, and `moved` is False; or below a layer's prefix is an array
+            that its layout lacks and no pattern of `leave` matches.
         VerificationFailed: a layer does not give the recorded outputs of the original.
     """
     if not moved:

@@ -26,7 +26,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """A recorded call. `inputs`: name of a possible mask -> the inputs with that mask. `outputs`: stage -> array."""
+    """A recorded call. `inputs`: name of a possible mask -> inputs with it. `outputs`: name of a result -> array."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -35,7 +35,7 @@ class OriginalCall:
 
 @dataclass(frozen=True, eq=False)
 class OriginalLayer:
-    """The recorded calls of one layer of the original model.
+    """A layer of the original model, with its recorded calls.
 
     Attributes:
         name: its name in the model; "" if the file does not say it.
@@ -99,11 +99,11 @@ def _is_same(one: OriginalLayer, other: OriginalLayer) -> bool:
 
 
 def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str, OriginalLayer]:
-    """Return prefix of a layer in a file -> the recorded layer for it; prefixes without one are no keys.
+    """Return a dict: prefix of a layer in a file -> the recorded layer that matches it, if one does.
 
     Two names match if one ends with the other, component by component ("/" counts as "."), because the captured model
-    may be a submodule of the saved one. If no two names match, and there are as many recorded layers as prefixes, they
-    are paired in order.
+    may be a submodule of the saved one. If no names match, and there are as many recorded layers as prefixes, they are
+    paired in order.
 
     Raises:
         SpecError: layers can't be paired by names or by order, or a layer belongs to several.
@@ -136,7 +136,7 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
 
 
 def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
-    """Return the config, completed by recorded settings that change what is computed but show in no array."""
+    """Return the config, with the settings that no array shows (such as the scale) taken from the recording."""
     if layer.config is None:
         return config
     return replace(config, **{name: getattr(layer.config, name) for name in arithmetic_fields()})

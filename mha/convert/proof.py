@@ -43,13 +43,13 @@ CAUSALITY = ("", "causal", "aligned at the last key")
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """The result of `prove`: the layer reproduces the recorded calls.
+    """A result of `prove`: the layer reproduces the recorded calls.
 
     Attributes:
         layer: the layer as it was read, in the dtype in which the original computed.
         calls: the recorded calls, each with a mask that gives its output.
         ratio: the worst error / allowed error over all calls.
-        mask: the names of these masks, if the recording does not say which masks the calls had; else "".
+        mask: the names of the masks that were found, if the recording does not say which masks the calls had; else "".
     """
 
     layer: RecordedLayer
@@ -67,8 +67,8 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
         where: the layer's name for messages.
 
     Raises:
-        VerificationFailed: they give something else; the message has the first difference.
-        SpecError: a call does not fit the layer, or the calls could not show a difference from other layers.
+        VerificationFailed: the weights give another output; the message has the first difference.
+        SpecError: a call does not fit the layer, or other layers would give the same outputs in these calls.
     """
     precision = replace(Precision.of(layer.dtype), exp_ulps=EXP_ULPS, key_block=KEYS_PER_BLOCK)
 

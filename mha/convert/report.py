@@ -48,7 +48,7 @@ def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> 
 
 
 def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
-    """Return the lines below the table: what its words mean, what ran the layers, remarks; with `unseen`, bug ids."""
+    """Return the lines that explain the table; with `unseen`, also all bugs that the calls would not have shown."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
@@ -86,8 +86,8 @@ def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
 def to_dict(done: Conversion) -> dict[str, Any]:
     """Return the conversion as a dict of JSON values.
 
-    Key "standing" is the word ("proved" and so on) of all layers, or "mixed"; each layer has its own, and "why".
-    "causal" is null where nothing says whether the original calls the layer causally.
+    "standing" is "proved", "known" or "moved" if that holds for all layers, else "mixed"; each layer has its own too.
+    "causal" is null where it is unknown whether the original calls the layer causally.
     """
     words = {layer.standing.word for layer in done.layers}
     return {

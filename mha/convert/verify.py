@@ -51,7 +51,7 @@ class VerificationFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class SideResult:
-    """The result of running one side, source or target. `engine`: what ran it; `ratio`: worst error / allowed error."""
+    """A result of running a layer read from one file. `engine`: what ran it; `ratio`: worst error / allowed error."""
 
     engine: str
     dtype: str

@@ -23,15 +23,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file.
+    """A file format of weights.
 
     Attributes:
         name: its name in messages.
         suffixes: suffixes of such files.
         module: the module that reads and writes it; imported on first use.
         dtypes: the dtypes that its arrays can have.
-        framework: the backend whose framework uses it; "" for none.
-        layouts: the layouts that can be written to it; () for all.
+        framework: the backend whose framework uses the format; "" for none.
+        layouts: the layouts that can be written in this format; () for all.
         readable_only: why such files can't be written, in words; "" if they can.
         keeps_config: whether such a file can hold the layers' configs.
         writes_with: the name of a module that is needed only for writing; "" for none.
@@ -119,7 +119,7 @@ def found_file(path: str | Path) -> Path:
 
 
 def framework_of(path: Path) -> str:
-    """Return the backend whose framework uses the format of this file, or of the shards that it names; "" for none."""
+    """Return the name of the backend to whose framework a file's format belongs; "" if it belongs to none."""
     return format_of(path.with_name(path.name.removesuffix(INDEX))).framework
 
 
@@ -165,9 +165,8 @@ def create(
         path: the file; it is replaced if it exists.
         form: the format.
         layout: the layout of the arrays that are added; in Keras files it decides the paths.
-        configs: prefix -> config. The caller may fill it until the context ends. It is written if the format's
-            `keeps_config` is True.
-        metadata: name -> further text, which is written under the same condition.
+        configs: prefix -> config, written at the end of the context if the format's `keeps_config` is True.
+        metadata: name -> further text, written under the same condition.
     """
     more = {"metadata": metadata or {}} if form.keeps_config else {}
     found: AbstractContextManager[Add] = _module(form, write=True).create(path, layout=layout, configs=configs, **more)

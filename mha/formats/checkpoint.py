@@ -30,7 +30,7 @@ ALWAYS_FINE = 64 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a file: shape and dtype are known without reading it; `load` reads it."""
+    """An array in a file that is not read yet: its shape, its dtype, and a function `load` that reads it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -72,16 +72,15 @@ class Checkpoint:
 
 
 def largest_claim(size: int) -> int:
-    """Return how many bytes the arrays in a file of `size` bytes may take in memory at most.
+    """Return the largest number of bytes that the arrays in a file of `size` bytes may take in memory.
 
-    Compression can't shrink trained numbers further. A file whose arrays are larger is damaged or hostile, and reading
-    it would fill the memory.
+    Trained numbers can't be compressed further. A file with larger arrays is damaged or hostile, and would fill memory.
     """
     return ALWAYS_FINE + GROWTH * size
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """Raise SpecError if `claimed` bytes are more than `largest_claim` of the file."""
+    """Raise SpecError if `what`, which takes `claimed` bytes, exceeds `largest_claim` for the file."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(
@@ -125,9 +124,9 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """Return a context that turns any exception of the library that reads the file into a SpecError.
+    """Return a context that turns every exception in it into a SpecError.
 
-    A damaged or hostile file may raise any exception.
+    The library that reads a damaged or hostile file may raise any exception.
     """
     try:
         yield
@@ -138,12 +137,12 @@ def spec_errors(path: Path, what: str) -> Iterator[None]:
 
 
 class Refused(ValueError):
-    """An error: a file has something that no file of weights needs; the message names it."""
+    """An error: a file has something unsafe that no file of weights needs. The message names it."""
 
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context for the reader of `form`: it turns any exception into a SpecError, "refused" or "not whole"."""
+    """Return a context that turns every exception in it into a SpecError: "refused" for Refused, else "not whole"."""
     try:
         yield
     except SpecError:

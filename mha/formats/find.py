@@ -46,7 +46,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Return every attention layer of a known layout, in the order of the model: see `in_order`."""
+    """Return every attention layer whose arrays fit a known layout, sorted by `in_order`."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -59,7 +59,7 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
 
 
 def none_found(where: str, names: Iterable[str]) -> str:
-    """Return the message for a file in which no layer was found: which names it has, and what to do."""
+    """Return the error message for a file in which no layer was found. It has the file's names, and what to do."""
     return (
         f"{where}: no attention layer of a layout that is known (mha convert --layouts) among its arrays "
         f"{listed(list(map(shown, names)), 3) or '(it has none)'}; where names mean nothing, "
@@ -100,13 +100,12 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts to read a layer by, best first: `asked` alone, or all that read the layer in the same way.
+    """Return the layouts by which to read a layer, best first. Raises SpecError if fitting layouts read it differently.
 
     Args:
-        layer: the layer.
-        asked: the name of a layout; None: those that fit.
+        asked: the name of the only layout to use; None: all that fit.
         framework: the framework of the file's format; its layout comes first.
-        heads: whether the number of heads is known, from the layouts or elsewhere.
+        heads: whether the number of heads is known, for the error message.
     """
     if asked is not None:
         get(asked)
@@ -127,7 +126,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return the layouts that fit a layer's names, in groups: those of one group read the layer in the same way."""
+    """Return the layouts that fit a layer's names, in groups. The layouts of a group read the same weights."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)
@@ -175,7 +174,7 @@ def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
 
 
 def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:
-    """Return (output width, input width) of each projection, the queries' first; (0, 0) where the shapes don't tell."""
+    """Return (output width, input width) of each projection, queries first; (0, 0) if its shape does not tell."""
     layout = get(layer.layouts[0])
     packs = getattr(layout, "packs", {})
     found = []

@@ -25,11 +25,11 @@ def read_layer(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
 ) -> tuple[AttentionConfig, Weights, str]:
-    """Return config, canonical weights and name of the dtype of one layer (bfloat16 numbers are in float32 arrays).
+    """Return (config, canonical weights, name of their dtype) of one layer; bfloat16 numbers are in float32 arrays.
 
     Raises:
-        SpecError: the arrays fit no such layer; they have several dtypes, and `dtype` is None; or their numbers do not
-            fit into `dtype`.
+        SpecError: the arrays do not fit the layout; they have several dtypes, and `dtype` is None; or their numbers
+            are out of the range of `dtype`.
     """
     stored = checkpoint.configs.get(prefix)
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
@@ -59,7 +59,7 @@ def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | Non
         dtype: the dtype to cast them to. None: the one that they have.
 
     Raises:
-        SpecError: they have several dtypes, and `dtype` is None; or their numbers do not fit into `dtype`.
+        SpecError: they have several dtypes, and `dtype` is None; or their numbers are out of the range of `dtype`.
     """
     arrays = {own: checkpoint.array(full) for own, full in names.items()}
     given = {str(array.dtype) for array in arrays.values()}
@@ -102,7 +102,7 @@ def _plain(config: AttentionConfig) -> AttentionConfig:
 
 
 def cast(name: str, array: NDArray, dtype: str) -> NDArray:
-    """Return an array in another dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit into it."""
+    """Return an array cast to `dtype` (bfloat16 as float32). Raises SpecError if a number is out of its range."""
     wide = array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
     cast = round_to(wide, dtype)
     if np.isfinite(wide).all() and not np.isfinite(cast).all():
@@ -111,9 +111,9 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """Return the names of arrays in `found` that `wanted` lacks, which must be zeros.
+    """Compare two dicts of arrays bit by bit, and return the names in `found` that `wanted` lacks.
 
-    SpecError if one of these is not zeros, or if any other array differs in a bit.
+    Raises SpecError if an array of `wanted` is missing or differs, or an array that it lacks is not all zeros.
     """
     for name, array in wanted.items():
         other = found.get(name)

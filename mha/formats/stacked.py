@@ -29,10 +29,10 @@ def open_layers(path: str | Path) -> Iterator[Checkpoint]:
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with a name for each layer of a stack; unchanged if some layers are not stacked.
+    """Return the checkpoint with stacked layers split, so that each layer has its own names.
 
-    In a stack, the first axis of all arrays below a name counts the layers. Layer 1 of "layers/attn/query/kernel" gets
-    the name "layers/1/attn/query/kernel".
+    In a stack, the first axis of every array counts the layers. Layer 1 of "layers/attn/query/kernel" gets the name
+    "layers/1/attn/query/kernel". The checkpoint is unchanged if some of its layers are not stacked.
 
     >>> import numpy as np
     >>> shapes = {f"{name}/kernel": (3, 6, 4, 5) for name in ("query", "key", "value")} | {"out/kernel": (3, 4, 5, 6)}

@@ -20,7 +20,7 @@ SEPARATOR = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class Stray:
-    """An array that a layer seems to lack: its name in the file is misspelt, or only similar layers have it.
+    """An array that a layer seems to lack, because its name is misspelt in the file or because similar layers have it.
 
     Attributes:
         prefix: the layer's prefix.
@@ -48,11 +48,10 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for each array of no layer, if its name is nearly that of an array that some layer lacks.
+    """Return a Stray for each array outside all layers whose name looks like a misspelling of one that a layer lacks.
 
     Args:
-        checkpoint: the file.
-        layers: the layers in it that have all required arrays.
+        layers: the layers in the file that have all required arrays.
         read: the names of these layers' arrays.
     """
     lacking: dict[str, str] = {}
@@ -82,10 +81,9 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
 
 
 def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[Stray]:
-    """Return a Stray for each optional array that a layer lacks, but a layer of nearly the same prefix has.
+    """Return a Stray for each optional array that a layer lacks and a similar layer has.
 
-    Such prefixes differ only in numbers ("layers.0" and "layers.1"). The layers of one model normally have equal sets
-    of arrays.
+    The prefixes of similar layers differ only in numbers ("layers.0" and "layers.1").
     """
     alike: dict[tuple[str, tuple[str, ...]], list[FoundLayer]] = {}
     for layer in layers:

@@ -38,7 +38,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: layout -> full names of its required arrays that the layer lacks; only the layouts with the fewest.
+        missing: layout -> full names of its required arrays that the layer lacks, for the layouts that fit it best.
         there: the full names of the arrays that it has.
     """
 
@@ -47,7 +47,7 @@ class IncompleteLayer:
     there: tuple[str, ...]
 
     def lacks(self) -> str:
-        """Return the arrays that it lacks, in words; layouts that lack the same arrays are named together.
+        """Return in words which arrays the layer lacks. Layouts with the same missing arrays are named together.
 
         >>> IncompleteLayer("a", {"canonical": ("a.out_proj.weight",), "llama": ("a.o_proj.weight",)}, ()).lacks()
         'lacks a.out_proj.weight (canonical) or a.o_proj.weight (llama)'
@@ -60,7 +60,7 @@ class IncompleteLayer:
 
 @dataclass(frozen=True)
 class Survey:
-    """A record of everything in one file that is attention or looks like it.
+    """A record of the attention layers in a file, and of everything else in it that looks like attention.
 
     Attributes:
         path: the file.
@@ -82,7 +82,7 @@ class Survey:
     strays: tuple[Stray, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
-        """Return prefix -> number from 0, in the order of the model; incomplete layers are counted too.
+        """Return prefix -> number of the layer, counted from 0 in the order of the model, with incomplete layers.
 
         Args:
             layout: number only the layers that may have this layout. Default: all layers.
@@ -161,10 +161,9 @@ def survey_file(path: str | Path) -> Survey:
 
 
 def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
-    """Return everything in a file that is attention or looks like it, by names and shapes alone.
+    """Return the Survey of an open file, from names and shapes of arrays alone.
 
     Args:
-        checkpoint: the open file.
         source: the path that the user gave, which may be the file's folder. Default: the file.
     """
     layers = find_layers(checkpoint)
@@ -249,7 +248,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Return the name of the attention module in an array's name, told by its words; None if there is none.
+    """Return the beginning of an array's name that names an attention module; None if no word in it does.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

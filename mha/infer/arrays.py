@@ -29,12 +29,12 @@ MOST_GROUPED = 16
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One array, with one choice of its input axis.
+    """An array read as a matrix, with one of its axes as the input axis; or a vector.
 
     Attributes:
-        names: the array's name; all their names if the file has several equal arrays.
+        names: the names of the array and of its equal copies in the file.
         shape: its shape, without axes of size 1.
-        axis: which axis runs over the layer's input channels; None for a vector, which has no such axis.
+        axis: the axis that runs over the layer's input channels; None for a vector.
         flat: the array in float64, reshaped to (rows, inputs); for a vector (rows,).
         row_shape: the sizes of the axes that were joined into rows.
         dtype: the dtype of the array.
@@ -57,7 +57,7 @@ class Source:
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Return the running products of `row_shape` but the last, the product of all: {2, 6} for (2, 3, 4)."""
+        """Return the cumulative products of `row_shape`, without the product of all: {2, 6} for (2, 3, 4)."""
         return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
 
     @property
@@ -81,7 +81,7 @@ AXES = {"whole": 0, "blocks": 0, "middle": 1, "inner": 2, "grouped": 0, "per gro
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The rows of one projection within a source (such as the keys in a packed array of queries, keys and values).
+    """A projection's rows in an array, such as the keys in a packed array of queries, keys and values.
 
     Attributes:
         source: the array.
@@ -121,7 +121,7 @@ class Slice:
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return int (heads, width): the row of each channel, if the rows run in `order` ("hd" or "dh"); else None."""
+        """Return ints (heads, width): each channel's row if rows run in `order`, "hd" or "dh"; None if they can't."""
         key = heads, order
         if key not in self._rows:
             self._rows[key] = self._find_rows(heads, order)
@@ -218,7 +218,7 @@ class Candidates:
                         yield Slice(source, kind, 3, ROLES.index(role), group)
 
     def biases(self, weight: Slice) -> list[Slice]:
-        """Return the slices of vectors that could be the bias of `weight`: a part of a packed one, or a whole one."""
+        """Return the slices of vectors that could be the bias of `weight`: whole vectors, or parts of packed ones."""
         key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.group
         if key not in self._biases:
             self._biases[key] = list(self._find_biases(weight))

@@ -64,7 +64,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for each choice of value and output biases that fits; if none does, for the closest choice."""
+        """Return a Fit for each choice of value and output bias that fits; if none does, the closest Fit alone."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -114,7 +114,7 @@ class Judge:
 
 
 def pieces(problem: Problem, each: int) -> Iterator[Problem]:
-    """Yield the problem in pieces, each with some of its batch items and queries, small enough for the memory.
+    """Yield parts of a problem that each have few enough batch items and queries for the memory.
 
     Args:
         problem: the problem, with the recorded output, weights and heads.
@@ -156,9 +156,9 @@ SHOWN = 6
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """Yield (hypothesis, vector) for each choice of value and output biases; the vector (Do,) is what they add.
+    """Yield (hypothesis, vector) for each choice of value and output bias; the first choice is no bias.
 
-    The first choice is no bias.
+    Both biases together add the vector (Do,) to every row of the output.
     """
     bare = replace(found, bv=None, bo=None)
     outs = [Slice(vector) for vector in candidates.vectors if vector.count == bare.o.source.inputs]

@@ -41,15 +41,15 @@ ORDINARY, TRIED, FIRST_ROWS = 2, 12, 12
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """The result of `infer`: which hypotheses on the arrays give the recorded output.
+    """A result of `infer`: the hypotheses (which array is which weight) that give the recorded output.
 
     Attributes:
-        fits: every hypothesis within the bound, best first; each computes another function.
+        fits: every hypothesis within the bound, best first. No two of them compute the same function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
-        exhausted: whether every tier that was begun was searched to its end; False if time ran out before.
-        more: how many further hypotheses are as close but were not judged, because the call hardly tells them apart.
-        key_bias: (the likeliest key bias or None, why in words), if it has no influence on the output.
+        exhausted: whether the search came to its end; False if time ran out.
+        more: how many further hypotheses are as close, but were not judged because they are too many.
+        key_bias: (the likeliest key bias or None, why in words), if the output does not depend on a key bias.
         candidates, observed: the possible matrices and biases, and the recorded call.
         seconds: how long it took.
     """
@@ -71,7 +71,7 @@ class Inference:
 
     @property
     def hypothesis(self) -> Hypothesis:
-        """Return the only hypothesis that fits, with the bias in `key_bias`. SpecError unless `verdict` is "unique"."""
+        """Return the only hypothesis that fits, with `key_bias`. Raises SpecError unless `verdict` is "unique"."""
         if self.verdict != "unique":
             raise SpecError(f"the mapping must be unique to be used. It is {self.verdict}; the report says why.")
         found = self.fits[0].hypothesis
@@ -260,13 +260,13 @@ NEAR = 30.0
 
 
 def with_rotary(found: Hypothesis, early: Sample, sample: Sample, candidates: Candidates) -> Iterator[Hypothesis]:
-    """Yield `found` with rotary positions, for each form (which channels are pairs) and base that fits nearly best.
+    """Yield `found` with rotary positions, for each form (which channels are turned as a pair) and base that fits well.
 
     Args:
         found: a hypothesis without rotary positions.
         early: queries at the first positions, where the base hardly matters; they choose the form.
         sample: more queries; they choose the base.
-        candidates: the arrays, for a key bias, which changes the output of a layer with rotary positions.
+        candidates: the arrays among which a key bias is looked for; with rotary positions it changes the output.
     """
     d = found.head_dim
     keys = (None, *candidates.biases(found.k)) if found.bq is not None else (None,)

@@ -92,14 +92,14 @@ class Hypothesis:
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Return whether the arrays' axes allow these orders, and heads are wide enough for the rotary positions."""
+        """Return whether the arrays can be split in these `orders`, and heads are wide enough for `rotary`."""
         if self.rotary is not None and (self.rotary.width or 0) > self.head_dim:
             return False
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return whether no row is used more often than the file has copies of its array."""
+        """Return whether each weight has rows of its own; equal arrays in the file count as several."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 
@@ -108,7 +108,7 @@ class Hypothesis:
         return kv_of(self.heads, self.kv_heads)
 
     def canonical(self) -> tuple[AttentionConfig, dict[str, NDArray]]:
-        """Return the config and the canonical weights, in float64, of this hypothesis."""
+        """Return (config, canonical weights in float64) of the layer that this hypothesis describes."""
         found: dict[str, NDArray] = {}
         for letter, projection in zip("qkvo", PROJECTIONS, strict=True):
             for role in (letter, f"b{letter}"):

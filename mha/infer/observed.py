@@ -31,7 +31,7 @@ NAMES = ("queries", "keys", "values", "output", "valid_lens", "allowed", "bias",
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """One recorded call: the inputs of a layer and its output.
+    """A recorded call: the inputs of a layer and its output.
 
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
@@ -78,7 +78,7 @@ class Observed:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
-        """Return the call given as name (one of NAMES) -> array; `keys` default to `queries`, `values` to `keys`.
+        """Return the call in a dict name (one of NAMES) -> array; `keys` default to `queries`, `values` to `keys`.
 
         `dtype` (a string) is the dtype that the layer computed in; by default, that of `output`. All arrays must hold
         numbers of that dtype, but may have a wider one (a bfloat16 layer's numbers may be in float32 arrays).

@@ -26,10 +26,10 @@ ORDERS: dict[Orders, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A set of slices whose sizes fit each other: any q with any k, v and o.
+    """A set of possible projections (slices of arrays) whose sizes fit together: any q with any k, v and o.
 
     Attributes:
-        q, k, v, o: the slices for each projection.
+        q, k, v, o: the possible slices for each projection.
         group: query heads for each key head.
         rarity: how unusual such a layer is; 0 for what frameworks do.
     """
@@ -50,10 +50,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Reading:
-    """A Family with a number of heads, orders of rows and a scale.
-
-    With one slice chosen for each projection, a mask and a query bias, it is a Hypothesis.
-    """
+    """A Family with a number of heads, orders of rows and a scale: a Hypothesis before its slices are chosen."""
 
     family: Family
     heads: int

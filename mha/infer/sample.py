@@ -80,14 +80,14 @@ class Sample:
         )
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
-        """Return (n or L, heads, width): inputs of `role` ("q", "k" or "v"), projected by these rows of `part`."""
+        """Return (n or L, heads, width): inputs of `role` ("q", "k" or "v"), projected by the rows `rows` of `part`."""
         key = part.source, role
         if key not in self._projected:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
         return self._projected[key][:, rows]
 
     def attend(self, scores: NDArray, mask: str) -> NDArray:
-        """Return attention weights (..., H, n, L) from scores without the additive bias; overwrites the scores."""
+        """Return attention weights (..., H, n, L): the masked softmax of scores plus bias. Overwrites `scores`."""
         bias, allowed = self.bias[mask], self.allowed[mask]
         if bias is not None:
             scores += bias

@@ -71,7 +71,7 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return (n, axes) the indices of at most KEPT misfits below the cutoff; if none is, of the least misfit."""
+        """Return indices (n, misfit.ndim) of the misfits below the cutoff, at most KEPT, or else of the smallest."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -96,13 +96,13 @@ class Ranking:
 
 
 class Search:
-    """A search through all hypotheses about a file and a recorded call, tier by tier, the usual ones first.
+    """A search for the hypotheses (which array is which weight) that explain a recorded call, usual ones first.
 
     Args:
         candidates, observed: the file's arrays, and the recorded call.
-        rows: (item, query) of each row of the output by which hypotheses are ranked; the rows differ.
+        rows: (item, query) of the rows of the output by which hypotheses are ranked. No two rows are equal.
         num_heads: H, if it is known.
-        deadline: the time.monotonic() after which the search gives up.
+        deadline: the value of time.monotonic() at which the search ends.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Search:
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
     def cost(self, tier: int) -> float:
-        """Return the rough number of multiplications for all readings of a tier, with their overhead PER_READING."""
+        """Return the approximate cost of searching a tier of hypotheses, in multiplications, with overhead."""
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
         for reading in self.readings(tier):

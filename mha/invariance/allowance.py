@@ -70,7 +70,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Apart:
-    """The largest difference of two arrays (`error`), its index, the two numbers there, and the allowed error."""
+    """A comparison of two arrays: the largest difference (`error`), its index, both numbers there, what is allowed."""
 
     error: float
     allowed: float
@@ -85,7 +85,7 @@ class Apart:
 
 
 def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
-    """Return the largest absolute difference of two arrays of one shape, beside the error that `allowance` allows."""
+    """Return the largest absolute difference of two arrays of equal shape, and the error that `allowance` allows."""
     if not first.size:
         return Apart(0.0, 0.0, (), 0.0, 0.0)
     with np.errstate(all="ignore"):
@@ -97,7 +97,7 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
 
 
 def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
-    """Return the allowance of a model, measured by a few calls in the first of these dtypes in which it computes."""
+    """Return a model's Allowance, measured by a few calls in the first of `dtypes` in which the model runs."""
     for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)

@@ -41,7 +41,7 @@ RESETS = ("reset_cache", "clear_cache", "reset", "reset_state")
 
 @dataclass(frozen=True)
 class Cache:
-    """A way in which a model is called step by step, with a state (such as a cache) between the steps.
+    """A way to call a model step by step, with a state (such as a key-value cache) from one step to the next.
 
     Attributes:
         said: the way in words.
@@ -50,8 +50,8 @@ class Cache:
         asks: name -> value of further arguments of each call.
         begin: Trial -> the first state; None if there is no first state.
         start: name of the argument that has the position of the first token; None if there is none.
-        step: a function (tokens, state) -> (output, state), or the name of such a method, if the model is called by it
-            and not by the attributes above.
+        step: a function (tokens, state) -> (output, state), or the name of such a method; None: the attributes above
+            say how the model is called.
     """
 
     said: str
@@ -69,7 +69,7 @@ class Cache:
     def feed(
         self, trial: Trial, x: Mapping[str, Given], state: Any, at: int, more: Mapping[str, Any] | None = None
     ) -> tuple[Answer, Any]:
-        """Give the model the next tokens, which begin at position `at`; return its answer and its new state."""
+        """Return (the model's answer to the next tokens `x`, its new state); `at` is the first token's position."""
         if self.step is not None:
             main = next(iter(x.values()))
             own = isinstance(self.step, str)

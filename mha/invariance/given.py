@@ -73,7 +73,7 @@ def joined(parts: list[Given], axis: int) -> Given:
 
 
 def shown(value: Any) -> str:
-    """Return the code of an argument; arrays are wrapped in `t(...)`, which makes the framework's arrays of them."""
+    """Return an argument as code. An array is written as `t(...)`, which converts it to the framework's array."""
     if isinstance(value, Given):
         return f"t({value.text})"
     if isinstance(value, Ref):

@@ -41,7 +41,7 @@ VOCABULARIES = ("vocab_size", "num_embeddings", "n_vocab", "vocab")
 
 
 def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
-    """Return the model in the form in which it can be called, and the Template that says how to call it.
+    """Return (the model, with PyTorch's tensors as inputs if it needs them; the Template that says how to call it).
 
     Args:
         live: the model.

@@ -37,7 +37,7 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that makes a model, wrapped around a function `both` that makes (model, inputs).
+    """A function that returns the model alone of `both`, which returns (model, inputs).
 
     Its attribute `inputs` has the inputs of the first call of `both`.
     """
@@ -239,7 +239,7 @@ class Live:
 
     @contextmanager
     def moved(self, by: float, seed: int) -> Iterator[None]:
-        """Return a context in which every module's output is multiplied at random by 1 + `by` or 1 - `by`."""
+        """Return a context in which each number that modules return is multiplied at random by 1 + `by` or 1 - `by`."""
         if self.hooks is None:
             yield
             return
@@ -267,7 +267,7 @@ class Live:
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """Return lines of code that set `model` (imported from `named`), `t` (NumPy array -> own) and `n` (back)."""
+        """Return code lines that define `model` (from `named`), and `t` and `n`, which convert from and to NumPy."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:
@@ -307,9 +307,9 @@ def named_as(model: Any) -> str:
 
 
 def with_tensors(live: Live) -> Live | None:
-    """Return a Live function that calls the function of `live` with PyTorch's tensors.
+    """Return a Live that calls the function in `live` with PyTorch's tensors.
 
-    It is None if `live` is a model, or if PyTorch is not imported.
+    Return None if `live` is a model, or if PyTorch is not imported.
     """
     if live.hooks is not None or "torch" not in sys.modules:
         return None

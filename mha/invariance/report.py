@@ -17,7 +17,7 @@ Status = Literal["holds", "broken", "known", "not asked"]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of testing one relation (two calls that should give the same) on a model.
+    """A result of testing one relation (two calls that should give the same numbers) on a model.
 
     Attributes:
         id, group, sentence: the relation.

@@ -54,7 +54,7 @@ def invariants(
 ) -> Report:
     """Return a report on whether a model contradicts itself: two ways to compute the same numbers must agree.
 
-    The report has all such relations (such as that a cache gives what the whole sequence gives).
+    One such pair is decoding with a cache, and a call with the whole sequence.
 
     Args:
         model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
@@ -94,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return the relations to test on a model; relations of masks or switches, once for each mask or switch."""
+    """Return all relations to test on a model; those on masks or switches once for each mask or switch argument."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]
@@ -307,7 +307,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): how much the output at i changes if the input at j does, relative to the largest output."""
+    """Return (L, L): at [i, j] the change of output i when input j changes, relative to the largest output."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -337,7 +337,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Return whether a model is meant to be causal: most outputs change with earlier tokens, few with later ones.
+    """Return whether `found`, a result of `influence`, is of a causal model: later tokens change few outputs.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)
@@ -353,7 +353,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return (argument that makes a call causal, argument that should but does not); None where there is none."""
+    """Return (name of the argument that makes calls causal, name of one that should but does not), each or None."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

@@ -60,7 +60,7 @@ class Template:
         return Size(shape[self.axes[0]], shape[self.axes[1]])
 
     def axes_of(self, array: NDArray[Any]) -> tuple[int | None, tuple[int, ...]]:
-        """Return the batch axis (or None) and the length axes of a further array, found by their sizes.
+        """Return (batch axis or None, length axes) of an argument's array, found by their sizes.
 
         >>> x = Template({"x": Given(np.zeros((2, 7, 12)), "x")})
         >>> x.axes_of(np.ones((1, 1, 7, 7))), x.axes_of(np.ones((2, 1, 1, 7))), x.axes_of(np.ones((2, 5, 12)))
@@ -83,7 +83,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a call. `raw`: the output; `arrays`: key path -> array; `out`: the main one; `text`: its code."""
+    """A model's answer to a call: output `raw`, `arrays` in it by key path, the main array `out`, its name `text`."""
 
     raw: Any
     arrays: Mapping[Place, Any]
@@ -92,7 +92,7 @@ class Answer:
 
 
 class Trial:
-    """A series of calls of one model, each kept as a line of code.
+    """A series of calls of one model, which are also written down as lines of code.
 
     Args:
         live: the model.
@@ -115,7 +115,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return the input sequences, cut to the trial's size, or to positions `start` to `stop` of `items`."""
+        """Return name -> input sequence: positions `start` to `stop` of `items`. Default: those of the trial's size."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
@@ -129,7 +129,7 @@ class Trial:
         return found
 
     def other(self, x: Mapping[str, Given], start: int, stop: int | None = None) -> dict[str, Given]:
-        """Return sequences with other content at positions `start` to `stop`, and the same elsewhere."""
+        """Return copies of the sequences `x` with other content at positions `start` to `stop`."""
         axis = self.template.axes[1]
         done: dict[str, Given] = {}
         for name, one in x.items():
@@ -155,7 +155,7 @@ class Trial:
         return every[(np.searchsorted(every, ids) + 1 + len(every) // 2) % len(every)] if len(every) > 1 else ids
 
     def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
-        """Return the model's answer to sequences and all further arguments.
+        """Return the model's answer to the sequences `x`, the arguments `more`, and the template's further arguments.
 
         With `by`, that function is called in place of the model; its name in the code is `text`.
         """
@@ -173,7 +173,7 @@ class Trial:
             ) from error
 
     def once(self, x: Mapping[str, Given], more: Arguments | None = None) -> Answer:
-        """Return the answer to a call that depends on no earlier call; all relations that need it share it."""
+        """Return what `call` returns, from a cache if an equal call was made before by this or another relation."""
         if self.kept is None:
             return self.call(x, more)
         given = sorted({**x, **self.beside(x, more or ()), **(more or {})}.items())
@@ -186,7 +186,7 @@ class Trial:
         """Return the template's further arguments, cut to the sequences' size; those named in `more` are not cut.
 
         Raises:
-            CantBeAsked: the sequences begin at a later position, and it is not known which part of a mask is theirs.
+            CantBeAsked: the sequences begin after position 0, and it is unknown which part of a mask is theirs.
         """
         first, start = self._starts.get(next(iter(x.values())).text, (0, 0))
         size, found = self._size_of(x), dict[str, Any]()
@@ -222,7 +222,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Return the answer of the model, or of `by` (named `text` in the code), to exactly these arguments."""
+        """Return the answer to exactly these arguments, of the model or of the function `by` (`text` in the code)."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"

@@ -51,11 +51,11 @@ class _Errors(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Place:
-    """One case of one exercise.
+    """A test case of an exercise, with its right answer.
 
     Attributes:
-        case, problem, state: the case, its problem, and the reference's run of the problem.
-        arguments: the function's arguments, in their order.
+        case, problem, state: the case, its call of attention, and all results of the reference in this call.
+        arguments: the arguments of the learner's function, in their order.
         wanted: the arrays that the function must return.
         allowed: the allowed error of each element of `wanted`.
     """
@@ -69,7 +69,7 @@ class Place:
 
     @property
     def size(self) -> int:
-        """Return how many numbers the function's arguments and its right results have together."""
+        """Return the total number of elements in the function's arguments and its right results."""
         given = [argument.size for argument in self.arguments if isinstance(argument, np.ndarray)]
         return sum(given) + sum(array.size for array in self.wanted)
 
@@ -105,7 +105,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """Return what a function would return that has `steps` in place of those steps of the reference."""
+        """Return the function's results, computed by the reference with some of its steps replaced by `steps`."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
@@ -125,5 +125,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, for masks too. NaN and inf are at distance 0 from themselves, inf from all else."""
+    """Return |array - wanted|, for bool arrays too; 0 where both are NaN or the same inf, inf where only one is."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

@@ -27,7 +27,7 @@ FLOAT32 = (1e-10, 1e-6)
 
 @dataclass(frozen=True)
 class Pair:
-    """An array that a learner's function returned in one case, beside the right array, and a mask of wrong elements."""
+    """An array that a learner's function returned in a case (`made`), the right array, and a mask of wrong elements."""
 
     value: Value
     arguments: tuple[Value, ...]
@@ -52,7 +52,7 @@ class Pair:
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
-        """Return letter of an axis -> size, for all axes longer than 1 that the array or an argument has."""
+        """Return letter -> size, such as "L" -> 5, of all axes longer than 1 of the array and of the arguments."""
         letters = letters_of(self.value, self.right.ndim)
         found = sizes_of(self.arguments, self.place) | dict(zip(letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
@@ -64,7 +64,7 @@ class Pair:
         return bool((distance(self.made, np.asarray(other)) <= NEAR * self.scale).all())
 
     def thing(self, axis: int) -> str:
-        """Return in a word what an axis counts, such as "channel"; "index of axis 0" if its letter is not known."""
+        """Return the word for what an axis counts, such as "channel"; "index of axis 0" if the axis has no letter."""
         letter = letters_of(self.value, self.right.ndim)[axis]
         return f"index of axis {letter}" if letter.isdigit() else AXES.get(letter, "channel")
 
@@ -88,7 +88,7 @@ def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list
 
 
 def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence true of all numbers, such as "it is the right one times 1 / (B * L)"; "" if none is."""
+    """Return how all answers follow from the right ones, such as "it is the right one times 1 / L"; "" if unknown."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         if not pairs:
@@ -193,7 +193,7 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
 
 
 def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence on where the wrong numbers are in all cases; "" if no sentence is true."""
+    """Return a sentence on where the wrong numbers are that holds in all cases; "" if there is none."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()

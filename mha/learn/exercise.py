@@ -19,14 +19,14 @@ NUMPY = "numpy"
 
 @dataclass(frozen=True)
 class Value:
-    """An argument of a function to write, or an array that it returns.
+    """An argument of a function that the learner writes, or an array that the function returns.
 
     Attributes:
         name: its name in the signature and in messages.
         about: its dtype and shape, in the words of the docstring.
-        source: the step of the pipeline whose result it is, or a function that reads it: an argument from a `State`, a
-            returned array from a dict step -> result (or the result's allowed error). Default: no step gives it.
-        part: a function: the step's result -> the part of it that is meant. Default: all of it.
+        source: the name of the reference's step whose result it is; or a function that reads it from the results of
+            all steps. Default: no step.
+        part: a function that takes the needed part of the step's result. Default: all of it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
-    """One exercise.
+    """An exercise.
 
     Args:
         name: its name for `mha learn check`. With "_" in place of "-", it is the name of the function and of the file.
@@ -85,13 +85,12 @@ class Exercise:
 
 @dataclass(frozen=True, kw_only=True)
 class StepExercise(Exercise):
-    """An exercise: write a part of the reference's pipeline.
+    """An exercise: write a function that does some steps of the reference's computation.
 
     Args:
-        returned: what the function returns.
-        covers: the steps of the pipeline that the function replaces, in their order. Default: those whose results it
-            returns.
-        cases: the cases that judge it, the easiest first: ids of the table of cases, or new cases.
+        returned: the arrays that the function returns.
+        covers: the steps that the function does, in their order. Default: those whose results it returns.
+        cases: the test cases, the easiest first: ids of the table of cases, or new cases.
         tiny: cases that can be followed by hand. If no bug explains a wrong answer, the hint shows one that fails.
         also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
         never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
@@ -118,7 +117,7 @@ class StepExercise(Exercise):
 
     @property
     def broadcasts(self) -> bool:
-        """Return whether the answer is a mask, which may have any shape that broadcasts to the one asked for."""
+        """Return whether the answer is a mask. A mask may have any shape that broadcasts to the required shape."""
         return self.covers == ("allowed",)
 
     @property
@@ -149,12 +148,12 @@ class StepExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class CatchExercise(Exercise):
-    """An exercise: choose sizes, a mask and inputs that show a hidden bug.
+    """An exercise: choose sizes, a mask and inputs of a call whose result a hidden bug changes.
 
     Args:
-        bug: the id of the bug in the zoo.
-        shown_by: the id of a case that shows it, for the last hint.
-        target: how many bugs of the zoo the call must show.
+        bug: the id of the bug.
+        shown_by: the id of a case whose result this bug changes, for the last hint.
+        target: how many of all known bugs must change the call's result.
     """
 
     bug: str
@@ -168,13 +167,13 @@ class CatchExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerExercise(Exercise):
-    """An exercise: write a whole layer, which is judged as `mha check --subject` does.
+    """An exercise: write a whole layer. It is judged as `mha check --subject` judges one.
 
     Args:
         subject: the name of the function or class in the file.
         first: the ids of the cases that come first; the others follow if these are right.
-        own: cases that are in no table.
-        alone: whether `first` and `own` are all its cases.
+        own: further cases, which are not in the table of cases.
+        alone: whether there are no cases but `first` and `own`.
         has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
         code: the code that its file begins with.
         tiny: a call that can be followed by hand; the file shows its numbers.
@@ -197,7 +196,7 @@ class LayerExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsExercise(Exercise):
-    """An exercise: say which heads of a trained layer matter (`kind` "importance"), or remove the others ("cut").
+    """An exercise on a trained layer: rate each head's importance (`kind` "importance"), or remove heads ("cut").
 
     The learner's function may return one array, or a dict of arrays.
     """
@@ -222,7 +221,7 @@ class NumbersExercise(Exercise):
     Args:
         intervals: the calls, each with the interval of its result. The file shows the first one.
         drawn: a function that makes further intervals from a number.
-        mistakes: (a sentence on a mistake, a function: arguments of a call -> about the number that the mistake gives).
+        mistakes: (a sentence on a mistake, a function: arguments of a call -> the approximate result of the mistake).
     """
 
     intervals: tuple[Interval, ...]
@@ -230,7 +229,7 @@ class NumbersExercise(Exercise):
     mistakes: tuple[tuple[str, Callable[..., float]], ...] = ()
 
     def explained(self, numbers: Sequence[float], calls: Sequence[Interval]) -> str:
-        """Return the sentence on the mistake that gives about `numbers` in these calls; "" if none does."""
+        """Return the sentence on the mistake whose results in `calls` are close to `numbers`; "" if there is none."""
         for words, about in self.mistakes:
             beside = [(number, about(*call.arguments), call) for number, call in zip(numbers, calls, strict=True)]
             if all(abs(n / made - 1.0) <= (call.high - call.low) / (call.high + call.low) for n, made, call in beside):

@@ -19,11 +19,11 @@ Compared: TypeAlias = tuple[NDArray, NDArray, NDArray]
 
 
 def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
-    """Return in words what is wrong with a shape, and the change that makes it right, if one does so in all cases.
+    """Return a sentence on a wrong shape, and the change (such as a transpose) that makes it right in all cases.
 
     Args:
-        compared: the arrays of each case in which the shape is wrong; the sentence is about the first.
-        broadcasts: whether any shape that broadcasts to the right one will do.
+        compared: (returned array, right array, allowed error) of each case with a wrong shape.
+        broadcasts: whether any shape that broadcasts to the right one is accepted.
 
     >>> import numpy as np
     >>> right = np.zeros((2, 3, 5, 4))
@@ -73,7 +73,7 @@ SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
 
 
 def of_error(error: str, sizes: Mapping[str, int]) -> str:
-    """Return in words which two axes do not fit, or what NumPy has instead; "" if the error says enough itself.
+    """Return an addition to an error message: which two axes don't fit, or NumPy's other name; "" if none is needed.
 
     Args:
         error: the message of the error.
@@ -125,7 +125,7 @@ ELSEWHERE = {
 def of_order(
     names: Sequence[str], arrays: Sequence[NDArray], wanted: Sequence[NDArray], allowed: Sequence[NDArray]
 ) -> str:
-    """Return a sentence on the order of the returned arrays if that alone is wrong; else ""."""
+    """Return a sentence on the order of the returned arrays if only the order is wrong; else ""."""
     for order in list(permutations(range(len(names))))[1:]:
         pairs = [(arrays[i], wanted[n], allowed[n]) for n, i in enumerate(order)]
         if all(a.shape == b.shape and bool((distance(a, b) <= error).all()) for a, b, error in pairs):
@@ -173,7 +173,7 @@ def _joined(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def of_dtype(array: NDArray, wanted: NDArray) -> str:
-    """Return what is wrong with a dtype, in a sentence.
+    """Return a sentence on a wrong dtype: the returned one, the right one, and a likely cause.
 
     >>> import numpy as np
     >>> of_dtype(np.zeros(2, np.float32), np.zeros(2))

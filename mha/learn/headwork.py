@@ -43,7 +43,7 @@ ENOUGH = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained layer with two calls: one on which a learner measures importance, and one that judges the measure."""
+    """A trained layer with two calls: on one the learner measures head importance, the other judges the result."""
 
     name: str
     measured: Problem
@@ -95,9 +95,9 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Return the mean cosine of two outputs: the whole layer's, and that without its least important heads.
+    """Return the mean cosine similarity of the layer's outputs with all heads and without the least important heads.
 
-    The mean is taken over words, and over how many heads are left out (each number in REMOVED).
+    The mean is taken over words, and over the numbers of removed heads in REMOVED.
     """
     order = np.argsort(importance, kind="stable").tolist()
     return float(np.mean([_cosine(one, frozenset(order[number:])) for number in REMOVED]))
@@ -129,7 +129,7 @@ def _masked(problem: Problem, kept: Collection[int]) -> Problem:
 
 
 def brought(one: Trained) -> NDArray:
-    """Return what each head adds to the output on the measured sentences, (H, B, L, Do)."""
+    """Return (H, B, L, Do): the part of the output that each head contributes in the call `measured`."""
     problem = one.measured
     heads = reference.run_state(problem.config, problem.weights, problem.inputs)["heads"]
     blocks = np.stack(np.split(problem.weights["out_proj.weight"], problem.config.num_heads, axis=1))
@@ -137,7 +137,7 @@ def brought(one: Trained) -> NDArray:
 
 
 def left_out(one: Trained) -> NDArray:
-    """Return (H,): for each head, 1 - cosine of the outputs with and without it, averaged over the measured words."""
+    """Return (H,): 1 - cosine similarity of the outputs with and without each head, averaged over words."""
     problem = one.measured
     whole = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
     rest = whole - brought(one)
@@ -146,10 +146,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return how good these importances (one array for each layer) are: 0 as random ones, 1 as those of `left_out`.
-
-    A higher number is better.
-    """
+    """Return a score of head importances (H,), one array for each layer: 0 is random, 1 is as good as `left_out`."""
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))
@@ -172,13 +169,13 @@ KEPT = ((0, 3, 4, 8), (5,), (1, 2, 3, 6, 7, 9, 10, 11))
 
 
 def cut_calls() -> tuple[tuple[Any, ...], ...]:
-    """Return the arguments of each call that judges a function which removes heads."""
+    """Return the arguments of the test calls for a function that removes heads."""
     one = trained()[0].measured
     return tuple((dict(one.weights), list(kept), one.config.num_heads) for kept in KEPT)
 
 
 def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
-    """Return in words what is wrong with a layer whose heads were removed; "" if it equals one with them masked."""
+    """Return what is wrong with the weights of a layer after some heads were removed, in words; "" if nothing is."""
     problem, kept = trained()[0].measured, KEPT[number]
     config, right = _cut(problem, kept)
     wanted = answer(_masked(problem, kept), PRECISION)
@@ -226,7 +223,7 @@ MEANT: dict[str, Callable[[NDArray], NDArray]] = {
 
 
 def wrong_order(importances: Sequence[NDArray]) -> str:
-    """Return in words what is wrong with importances that are not good enough; "" if that can't be told."""
+    """Return in words the mistake in importances that are not good enough, such as a reversed order; "" if unknown."""
     if any(np.ptp(scores) <= 1e-9 * np.abs(scores).max() for scores in importances):
         return "every head has the same number"
     for said, meant in MEANT.items():

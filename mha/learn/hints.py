@@ -56,19 +56,19 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """A hint: its text, and the next level that says more; None if no level does."""
+    """A hint: its text, and the next level with more to say (`deeper`); None if there is none."""
 
     text: str
     deeper: int | None
 
 
 def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> Hint:
-    """Return the hint of one level for the learner's file as it is now.
+    """Return the hint of one level for the learner's present file.
 
     Args:
-        exercise, folder, time_limit: as `judge` takes them.
+        exercise, folder, time_limit: as for `judge`.
         level: 1 to `DEEPEST`.
-        framework: the framework whose answer the deepest level shows beside NumPy's.
+        framework: the framework in which the deepest level shows an answer, in addition to NumPy.
     """
     if level == DEEPEST:
         return Hint(solved(exercise, framework), None)
@@ -82,7 +82,7 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
 
 
 def solved(exercise: Exercise, framework: str) -> str:
-    """Return a short right answer with the imports of its file, and the framework's answer if there is one."""
+    """Return a short right answer with its imports, and the same in `framework` if it is translated."""
     if isinstance(exercise, CatchExercise):
         return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
     shown = [exercise]
@@ -107,10 +107,7 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 
 
 def mistake(verdict: Verdict, folder: Path) -> str:
-    """Return the mistake of a file that was judged wrong, in a sentence; "" if none is known.
-
-    A whole layer is not looked at: its diagnosis takes long.
-    """
+    """Return a sentence on the mistake in a wrong file; "" if unknown. Whole layers are left out, as they take long."""
     exercise = verdict.exercise
     if verdict.status != "wrong" or not isinstance(exercise, StepExercise):
         return verdict.why
@@ -125,10 +122,10 @@ def mistake(verdict: Verdict, folder: Path) -> str:
 
 
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
-    """Return what is wrong with a step, in words; if that is not known, the smallest case that fails, in numbers.
+    """Return what is wrong with a step, in words; if that is unknown, the smallest case that fails, with its numbers.
 
-    A wrong shape or dtype comes first, then arguments that the answer does not depend on, then what explains every
-    case, then where the numbers are wrong. `folder` is for running the file again; None: it is not run.
+    A wrong shape or dtype is named first, then arguments without effect, then a cause that explains every case, then
+    the place of the wrong numbers. `folder`: where to run the learner's file again; None: it is not run again.
     """
     answers = verdict.answers
     if verdict.form:
@@ -195,7 +192,7 @@ def _look_at(exercise: Exercise) -> str:
 
 
 def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
-    """Return explanations in words, each bug with its fix: the bugs in every explanation, then the others of each."""
+    """Return explanations in words, each bug with its fix. Bugs that are in every explanation come first."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:

@@ -50,9 +50,9 @@ class Verdict:
         line: the verdict in one sentence.
         answers: the arrays that the function returned in each case; () if they could not be compared.
         printed: the beginning of what the file printed.
-        form: what is wrong with a shape or a dtype, which is said before wrong numbers.
+        form: a sentence on a wrong shape or dtype; "" if all are right.
         case: for a layer, the id of the first wrong case.
-        why: for an experiment, a sentence on the mistake that gives about the same numbers.
+        why: for an experiment, a sentence on the mistake that gives nearly the same numbers.
     """
 
     exercise: Exercise
@@ -66,11 +66,9 @@ class Verdict:
 
 
 def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -> Verdict:
-    """Judge the file of an exercise in a folder.
+    """Judge the file of an exercise in a folder that `mha learn start` wrote.
 
     Args:
-        exercise: the exercise.
-        folder: the folder, as `mha learn start` writes it.
         time_limit: seconds that the file may take. It runs in a process of its own, which is ended after that time.
     """
     if is_untouched(exercise, folder):  # nothing is run, and no framework imported
@@ -97,8 +95,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
 def judge_all(exercises: Iterable[Exercise], folder: Path, *, time_limit: float = TIME_LIMIT) -> Iterator[Verdict]:
     """Judge the exercises one after the other, and yield the verdicts.
 
-    A file may spoil NumPy for later files in the same process. So a file that is not right is judged again in a new
-    process.
+    A file that is not right is judged again in a new process, since earlier files may have changed NumPy's state.
     """
     spoilt = False
     for exercise in exercises:
@@ -132,7 +129,7 @@ def _number_of(path: str) -> int:
 
 
 def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
-    """Run the file on these cases, in the process of its framework."""
+    """Run the learner's file on some cases, in the process of its framework, and return its answers."""
     asked = Asked(
         path,
         exercise.function,
@@ -146,7 +143,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """Return the verdict on a function's answers: the first thing wrong, shapes and dtypes before numbers."""
+    """Return the verdict on a function's answers. It names one mistake, and shapes and dtypes before numbers."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
@@ -170,7 +167,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
 
 
 def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
-    """Return the array, broadcast to the shape of `wanted` if the exercise accepts that."""
+    """Return the array, broadcast to the shape of `wanted` if the exercise accepts such shapes."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
             return np.broadcast_to(array, wanted.shape)
@@ -200,7 +197,7 @@ def _form(exercise: StepExercise, places: Sequence[Place], answers: Sequence[tup
 
 
 def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
-    """Return which element is the first wrong one, in words; "" if none is wrong."""
+    """Return a sentence on the first wrong element: its index, its value and the right value; "" if none is wrong."""
     for name, array, wanted, allowed in zip(exercise.names, answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return f"{name} {of_shape([(array, wanted, allowed)])}"

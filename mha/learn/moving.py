@@ -45,13 +45,13 @@ index of both axes in front; all of it by `SMALL`; all of it by `LARGER`.
 
 @dataclass(frozen=True)
 class Change:
-    """A call with one argument changed.
+    """A test case of an exercise with one argument changed.
 
     Attributes:
         argument: the name of the argument.
-        what: in words, what of the argument is changed.
-        number: the position of the case among the exercise's cases.
-        place: the case with the changed argument, and the right answer to that.
+        what: the kind of change: ALL, GIVEN, BELOW, BEYOND, ROUNDED or MOVED.
+        number: the index of the case among the exercise's cases.
+        place: the case with the changed argument and the right answer to it.
     """
 
     argument: str
@@ -62,7 +62,7 @@ class Change:
 
 @cache
 def changes(exercise: StepExercise) -> tuple[Change, ...]:
-    """Return all changes of one argument, in each of the cases, that change the right answer."""
+    """Return every change of one argument in one case of the exercise that changes the right answer."""
     right, found = right_function(exercise), []
     for number, place in enumerate(bench(exercise).places):
         for index, (value, given) in enumerate(zip(exercise.arguments, place.arguments, strict=True)):
@@ -137,7 +137,7 @@ def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tupl
     Args:
         exercise: the exercise.
         answers: what the learner's function returned in each case.
-        run: a function that runs the learner's on further cases.
+        run: a function that runs the learner's function on further cases.
     """
     asked = changes(exercise)
     if len(answers) != len(bench(exercise).places) or not asked:
@@ -190,7 +190,7 @@ def _of_argument(name: str, shares: dict[tuple[str, str], list[float]]) -> str:
 
 
 def does_not_depend(name: str) -> str:
-    """Return the sentence on the argument of this name: that the answer does not depend on its values."""
+    """Return the sentence that the answer does not depend on the values of the argument `name`."""
     return f"Your answer does not depend on `{name}`: with other values it is the same."
 
 
@@ -229,9 +229,9 @@ SOUGHT = -np.unique([*range(0, 100_000, 125), *_WRITTEN])
 
 
 def fills(exercise: StepExercise, run: Run) -> tuple[Candidate, ...]:
-    """Return the mistakes of a softmax that puts or adds a finite number where a key is masked, with that number.
+    """Return the mistakes of a masked softmax that uses a finite number in place of -inf, with that number.
 
-    An allowed key and a masked one share a row. If neither weight is 0, the two tell the difference of the scores.
+    In a row of one allowed and one masked key, the ratio of the two weights tells the difference of the scores.
     """
     if exercise.parameters != ("scores", "allowed") or exercise.covers != ("weights",):
         return ()

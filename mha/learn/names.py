@@ -32,11 +32,11 @@ OF_NO_EXERCISE = ("block-", "online-", "packed-")
 
 @dataclass(frozen=True)
 class Mistake:
-    """A bug, limited to the part of the pipeline that an exercise covers.
+    """A bug that an answer to an exercise may have.
 
     Attributes:
         bug: the bug.
-        answers: what the function with this bug returns in each case; None where the bug can't be made.
+        answers: what a function with this bug returns in each case; None where the bug does not apply.
     """
 
     bug: Bug
@@ -44,7 +44,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return name -> step, for the steps of these bugs that lie in the exercise's part of the pipeline."""
+    """Return name -> wrong step, for those steps of these bugs that the exercise asks for."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -54,7 +54,7 @@ def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
 
 @cache
 def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
-    """Return a Mistake for every bug that is in the exercise's part of the pipeline and shows in one of its cases."""
+    """Return a Mistake for every bug in the steps that the exercise asks for, if it changes the answer to a case."""
     found = []
     there = bench(exercise)
     for bug in all_bugs():
@@ -83,12 +83,12 @@ def _beside(answers: Sequence[Answer | None], there: Bench) -> Iterator[tuple[An
 
 @dataclass(frozen=True)
 class Found:
-    """The bugs that explain a learner's function.
+    """A result of `explained`: the bugs that explain the answers of a learner's function.
 
     Attributes:
-        explanations: one bug each, or two if no single bug explains all; no case tells the explanations apart.
-        unknown: the number of rows that two bugs of one step leave unexplained: both show there, but they can't be run
-            together. 0 if everything is explained.
+        explanations: alternatives, each of one bug, or of two if no single bug explains all answers.
+        unknown: the number of wrong rows that are not explained, because two bugs of one step act there and can't be
+            run together. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 
@@ -98,7 +98,7 @@ class Found:
 
 
 def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
-    """Return the Found of a learner's answers: the bugs that explain them in all cases, if any do.
+    """Return a Found: the bugs that explain a learner's answers in all cases. It is empty if no bug does.
 
     Args:
         exercise: the exercise that was tried.
@@ -189,7 +189,7 @@ def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer], *, str
 
 
 def same(answer: Answer, other: Answer, place: Place) -> bool:
-    """Return whether a bug's answer to a case and a learner's are equal within rounding."""
+    """Return whether the answer of a bug and the answer of a learner to a case are equal within rounding."""
     return all(
         one.shape == two.shape and bool(close(one, two, allowed).all())
         for one, two, allowed in zip(answer, other, place.allowed, strict=True)
@@ -197,11 +197,10 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 
 
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
-    """Return a bool array: where a bug's array and a learner's (`other`) are equal within rounding.
+    """Return a bool array, True where a bug's array and a learner's (`other`) are equal within rounding.
 
-    More than `allowed` is accepted, as by `mha diagnose`, since that bound was computed without the bug. If a row (last
-    axis) of `array` has a NaN, that of `other` may have more of them, unless `strict`, since a bug does not say whether
-    NaN spreads to excluded keys.
+    Errors above `allowed` are accepted, since that bound was computed without the bug. A row (last axis) of `other` may
+    have more NaNs than the row of `array`, if that has any; not with `strict`.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))
@@ -216,10 +215,10 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 
 
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
-    """Return the sentences of a few candidates that together explain all wrong rows; () if they don't.
+    """Return the sentences on mistakes that together explain all wrong rows; () if there are none.
 
-    A candidate is a sentence, and a function that does what it says. It counts if, in every row in which its function
-    is wrong, the learner's function gives that too. Sentences that explain the most rows come first.
+    A candidate is a sentence on a mistake, and a function that makes it. It counts if the learner's function returns
+    the same in every row where that function is wrong. Sentences that explain the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]
@@ -244,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate that gives the answers, whose shape is wrong; "" if none does."""
+    """Return the sentence of the first candidate whose function gives the same answers of wrong shape; "" if none."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

@@ -61,7 +61,7 @@ class Progress:
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """Return the next exercise that is not begun, after one that has just become right; None if there is none.
+    """Return the exercise that is to follow `exercise`, among those not begun; None if there is none.
 
     After an exercise of the course, other exercises of the course come first.
     """
@@ -72,7 +72,7 @@ def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exerci
 
 
 def learned(exercise: Exercise) -> str:
-    """Return a sentence on what a learner who has the exercise right has learned."""
+    """Return a sentence on what the exercise teaches."""
     hidden = f" It was {exercise.bug}." if isinstance(exercise, CatchExercise) else ""
     return f"{row_of(exercise).learned}{hidden}"
 

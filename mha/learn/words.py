@@ -20,7 +20,7 @@ LARGE = 60
 
 
 def in_words(exercise: Exercise, text: str) -> str:
-    """Return `text`, a sentence on a mistake, with the letters of the exercise and the words of the lessons.
+    """Return `text`, a sentence on a mistake, rewritten with the names of the exercise and the words of the lessons.
 
     >>> from mha.learn.exercises import exercise
     >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")
@@ -38,7 +38,7 @@ OF_SOME = ("additive bias", "softcap", "window", "offset", "past")
 
 
 def foreign(exercise: Exercise, text: str) -> bool:
-    """Return whether a sentence speaks of something that the exercise does not have.
+    """Return whether a sentence names a feature that the exercise does not have.
 
     >>> from mha.learn.exercises import exercise
     >>> foreign(exercise("plain-function"), "The past comes last."), foreign(exercise("past"), "The past comes last.")
@@ -50,12 +50,12 @@ def foreign(exercise: Exercise, text: str) -> bool:
 
 
 def rules_of(exercise: Exercise) -> str:
-    """Return what a learner should look at: the exercise's advice, else its rules, else its task."""
+    """Return a text for the learner to reread: the exercise's advice, else its rules, else its task."""
     return exercise.advice or "\n".join(map(rule_of, exercise.rules)) or exercise.task
 
 
 def rule_of(id: str) -> str:
-    """Return a rule in the words of the lessons, or in the definition's if no lesson has it."""
+    """Return the rule `id` in the words of the lessons; if no lesson has it, in the words of the definition."""
     return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
@@ -88,7 +88,7 @@ def described(problem: Problem) -> str:
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """Return the letter of each of a value's axes, read from `about`; for an axis without one, its number, as text."""
+    """Return a name for each axis of a value: its letter in `about` or, without one, its number as str."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):
@@ -120,7 +120,7 @@ def sizes_in(problem: Problem) -> dict[str, int]:
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
-    """Yield (each formula of one or two sizes, as text; the function that computes it from a dict letter -> size).
+    """Yield (formula of one or two sizes as text, function that computes it from a dict letter -> size).
 
     >>> [words for words, _ in of_sizes("d")]
     ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']
@@ -151,7 +151,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """Return a case in numbers: arguments, returned arrays and right ones; of large arrays, only the row at `row`."""
+    """Return a case as text: arguments, returned arrays and right arrays; of a large array only the row at `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

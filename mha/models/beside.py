@@ -74,7 +74,7 @@ READ = ("modules.json", "bert_config.json", "ds_config*.json", "deepspeed_config
 
 
 def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """Return (config beside a file of weights, ""); or (None, why there is none, in words)."""
+    """Return (config.json beside a file of weights, ""); or (None, why there is none, in words)."""
     path = source.parent / FILE
     if not path.is_file():
         return None, f"there is no {FILE} beside it"
@@ -88,9 +88,9 @@ def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
 
 
 def heads_beside(source: Path) -> Callable[[str], int | None]:
-    """Return a function: prefix of a layer in a file or folder of weights -> its number of heads by the config beside.
+    """Return a function: prefix of a layer in a file or folder of weights -> its number of heads, by config.json.
 
-    It returns None where there is no config, or the config is of another file or does not say it.
+    The function returns None if there is no config, if it belongs to another file, or if it lacks the number.
     """
     config, _ = beside_file(found_file(source))
 
@@ -104,9 +104,9 @@ def heads_beside(source: Path) -> Callable[[str], int | None]:
 def of_other_file(source: Path) -> str:
     """Return why the config beside a file of weights belongs to another file, in words; "" if it belongs to this one.
 
-    The config belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the one
-    file of the model or, if that is missing, the index and all shards that it names. If none of these is there, the
-    config belongs to the only file of weights in the folder, whatever its name.
+    The config belongs to the files that transformers loads with it (`MODEL_FILES`, in any precision): the one file of
+    the model or, if that is missing, the index and all its shards. If the folder has none of these, the config belongs
+    to the only file of weights in it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -149,7 +149,7 @@ def _shards_of(index: Path) -> set[str]:
 
 
 def strange_files(folder: Path, model_type: str) -> dict[str, str]:
-    """Return name -> a sentence, for each file in a model's folder that may contradict what the config says.
+    """Return name -> sentence for each file in a model's folder that may contradict its config.
 
     Args:
         folder: the folder; folders in it are not searched.

@@ -28,7 +28,7 @@ DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The content of one config.json.
+    """A config.json that was read.
 
     Args:
         path: the file.
@@ -49,8 +49,8 @@ class ModelConfig:
     def heads(self, prefix: str) -> tuple[str, int] | None:
         """Return (key, number of heads) of the layer at `prefix`; None if the config has no such key.
 
-        If encoder and decoder have different keys, the prefix decides. A config of several models, each with its own
-        keys, is not read here.
+        If encoder and decoder have their own keys, the prefix decides which is read. The keys of models that are nested
+        in the config are ignored.
 
         Raises:
             SpecError: the value is no positive integer.
@@ -86,7 +86,7 @@ class ModelConfig:
         return self._first(DEPTH_KEYS)
 
     def count(self, key: str) -> int:
-        """Return the value of a key that counts something. SpecError unless it is a positive integer."""
+        """Return the value of a key. Raises SpecError unless it is a positive integer."""
         value = self.content[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise SpecError(f"{self.path}: {key} must be a positive integer. Got {shown(str(value), 60)}.")
@@ -100,7 +100,7 @@ class ModelConfig:
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """Return in words which keys of a config give different numbers of heads, or different widths; "" if none.
+    """Return in words which keys of a config contradict each other on the number of heads or the width; "" if none.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')
@@ -114,6 +114,6 @@ def contradiction(content: Mapping[str, Any]) -> str:
 
 
 def side_of(prefix: str) -> str | None:
-    """Return the side, one of SIDES, that the prefix names; None if it names none or both."""
+    """Return the part of a model, one of SIDES, that a layer's prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None

@@ -47,7 +47,7 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 
 
 def is_decoder(model_type: Any) -> bool:
-    """Return whether models of this type are language models that a recipe reads, and belong to no Family.
+    """Return whether models of this type are decoders that are read by their transformers classes, not by a Family.
 
     >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
     [True, True, False, False, False]
@@ -63,7 +63,7 @@ def is_decoder(model_type: Any) -> bool:
 
 
 def read_config(said: Mapping[str, Any]) -> Any:
-    """Return the config object that transformers makes of the content of a decoder's config.json.
+    """Return the config object that transformers makes of `said`, the content of a decoder's config.json.
 
     Raises:
         SpecError: the content has a key that the config's class lacks or changes, or a value that the class refuses.
@@ -143,11 +143,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayers:
-    """The attention layers of a decoder in a file.
+    """A decoder's attention layers in a file, matched with modules of transformers.
 
     Attributes:
         sites: prefix of a layer in the file -> the same layer in `model`.
-        model: the model that transformers makes of the config, without numbers in its parameters (on the meta device).
+        model: the model that transformers makes of the config, with parameters on the meta device (without numbers).
     """
 
     sites: Mapping[str, Site]
@@ -183,15 +183,15 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Return a layer's config and its canonical weights, bit for bit; its module is run to check them.
+        """Return (config, canonical weights) of a layer; its module is run to check that both describe it.
 
         Args:
             arrays: name in the file -> array, of the layer and of the constants beside it.
             prefix: the layer's prefix in the file.
 
         Raises:
-            SpecError: an array has another shape than in the model; the model, or constants in the file, have other
-                rotary angles than the layer's config says; or the module does not compute what its recipe reads.
+            SpecError: an array has another shape than in the model; the rotary angles of the model, or of constants in
+                the file, are not those of the config; or the module computes something else than the config says.
         """
         import torch
 
@@ -229,7 +229,7 @@ class DecoderLayers:
         return "" if own in layouts else f"layers of such a model have layout {own!r}"
 
     def sees(self, prefix: str) -> str:
-        """Return in words the window of keys that a call of the layer must be given; "" if it sees all earlier keys."""
+        """Return in words the attention window that a layer's calls must be given; "" if it has no window."""
         site, config = self.sites[prefix], self.model.config
         types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"
@@ -317,7 +317,7 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
 
 
 def is_constant_name(name: str) -> bool:
-    """Return whether an array below a layer has the name of a constant that earlier releases wrote there."""
+    """Return whether `name` is that of a constant, which older releases of transformers saved in a layer."""
     return name.endswith(tuple(f".{last}" for last in CONSTANTS))
 
 

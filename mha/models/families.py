@@ -35,7 +35,7 @@ NOTHING: tuple[Any, ...] = (None, False, "", {}, [])
 
 @dataclass(frozen=True)
 class Family:
-    """Models of transformers whose attention has the same arithmetic.
+    """A family of transformers' models whose attention computes in the same way.
 
     Attributes:
         name: the family's name.
@@ -44,8 +44,7 @@ class Family:
         where: a regular expression for the prefixes of its attention layers, with "." between names.
         settings: the settings of a config that change the arithmetic, in words for the documentation.
         scale: (config, prefix, head width) -> the factor of the scores; None: 1 / sqrt(head width).
-        causal: (config, prefix) -> whether the model calls this layer causally; None for a family that calls no layer
-            causally.
+        causal: (config, prefix) -> whether the model calls this layer causally; None: no layer is called causally.
         head_keys: the keys of a config from which the family's classes read the number of heads. "{side}" stands for
             "encoder" or "decoder", as the prefix says.
     """
@@ -146,7 +145,7 @@ MODEL_TYPES: Mapping[str, Family] = {model_type: family for family in FAMILIES f
 
 @dataclass(frozen=True)
 class KnownLayer:
-    """Facts about one layer, from a config that makes its arithmetic known.
+    """A layer whose arithmetic is known from the model's config.
 
     Attributes:
         family: the model's family.
@@ -162,9 +161,9 @@ class KnownLayer:
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
-    """Return the KnownLayer at `prefix` by the config; or why its arithmetic is not known, in words.
+    """Return the KnownLayer at `prefix`; or, in words, why the config does not tell what the layer computes.
 
-    Call `changed` first: if it returns a reason, the config does not say what the layer computes.
+    Call `changed` first: if it returns a reason, the result of this function does not hold.
 
     Args:
         config: the model's config.
@@ -212,7 +211,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
 
 
 def place_of(family: Family, prefix: str) -> str:
-    """Return the end of a prefix that matches the family's `where`; "" if the prefix names no attention layer of it.
+    """Return the end of a prefix that matches the family's `where`; "" if the prefix does not match.
 
     >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
     'layer.3.attention'
@@ -230,7 +229,7 @@ def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) 
 
 
 def where_in_words(family: Family) -> str:
-    """Return a pattern, for messages, that shows what prefixes the family's attention layers have.
+    """Return a readable pattern of the prefixes of the family's attention layers, for messages.
 
     >>> where_in_words(MODEL_TYPES["bert"])
     '...layer.N.(attention|crossattention)'
@@ -241,7 +240,7 @@ def where_in_words(family: Family) -> str:
 def changed(
     config: Mapping[str, Any], family: Family, folder: Path, is_left: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """Return in words what may change the family's arithmetic, in a config or in files beside it; "" if nothing may.
+    """Return in words what may change the family's arithmetic in a config or in its folder; "" if nothing does.
 
     Args:
         config: the content of config.json; its `model_type` is one of the family's.
@@ -272,6 +271,6 @@ def changed(
 
 
 def of_own_code(auto_map: Any) -> str:
-    """Return a sentence about an `auto_map`, the setting of a config for code of its own."""
+    """Return a sentence about `auto_map`, the setting by which a config names its own model code."""
     named = ", ".join(map(str, auto_map.values())) if isinstance(auto_map, dict) else str(auto_map)
     return f"auto_map says that code of its own computes this model ({shown(named)}); it is never run here"

@@ -48,11 +48,11 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class KerasLayer:
-    """One attention layer of an archive.
+    """An attention layer in a .keras archive.
 
     Attributes:
-        layout: the layout that its class gives to its arrays; "" for a class that is not in keras.layers.
-        changed: the setting that makes it compute something else than other layers of this layout; "" if there is none.
+        layout: the layout of its arrays; "" if its class is not in keras.layers.
+        changed: the setting that changes what it computes compared to other layers of this layout; "" if there is none.
         heads: (number of query heads, width of keys) in the config, to compare with the arrays; () if unknown.
         causal: whether the model calls it with use_causal_mask; None if some of its calls do and others don't.
     """
@@ -64,7 +64,7 @@ class KerasLayer:
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
-    """Return (path of the arrays -> attention layer; in words, why other layers are missing)."""
+    """Return (dict: path of a layer's arrays -> KerasLayer; why other layers are missing, in words)."""
     try:
         with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:

@@ -70,7 +70,7 @@ def dotted(name: str) -> str:
 
 
 def kind_of(name: str, of: str) -> Kind:
-    """Return what an array is in a model: of its "body" or "head", or a "buffer"; "" if the model has no such array.
+    """Return the part of a model that an array belongs to: "body", "head" or "buffer"; "" if the model lacks it.
 
     Args:
         name: the array's name in the file, of any framework.
@@ -105,7 +105,7 @@ def kind_of(name: str, of: str) -> Kind:
 
 
 def is_constant(name: str, entry: Entry) -> bool:
-    """Return whether a buffer holds the constant that transformers writes there: position numbers, or a causal mask."""
+    """Return whether a buffer holds the constant of transformers by its name: position numbers, or a causal mask."""
     last = _parts(name)[-1]
     if last == "position_ids":
         numbers = entry.load().reshape(-1)

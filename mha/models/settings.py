@@ -21,12 +21,12 @@ Fits = Callable[[Any, Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Reviewed:
-    """A set of keys that change nothing in attention, although transformers' class does not have them.
+    """A set of keys of a config that transformers' class lacks, but that change nothing in attention.
 
     Attributes:
-        keys: the keys, in one text, with spaces between them.
-        why: the reason; or, if some values change something, the end of a message that says which values don't.
-        fits: (value, config) -> whether this value changes nothing. Default: no value changes anything.
+        keys: the keys, separated by spaces.
+        why: the reason; or, if only some values are harmless, the end of a message that names these values.
+        fits: (value, config) -> whether the value is harmless. Default: every value is.
     """
 
     keys: str
@@ -35,7 +35,7 @@ class Reviewed:
 
 
 def one_of(*values: Any) -> Fits:
-    """Return a Fits that accepts these values and no others; their types count too: True is not 1."""
+    """Return a function (value, config) -> whether the value is one of `values`, of the same type: True is not 1."""
     return lambda value, config: any(type(value) is type(one) and value == one for one in values)
 
 
@@ -170,7 +170,7 @@ _BY_KEY: Mapping[str, Reviewed] = {key: row for row in reversed(REVIEWED) for ke
 
 
 def strange_setting(config: Mapping[str, Any], name: str) -> str:
-    """Return a sentence about the first key of a config that may change what attention computes; "" without one.
+    """Return a sentence about the first key of a config that may change what attention computes; "" if none does.
 
     Args:
         config: the content of config.json.

@@ -48,7 +48,7 @@ CROSS = ("crossattention", "encoder_attn")
 
 @dataclass(frozen=True)
 class Standing:
-    """A layer's standing: `word` is "proved", "known" or "moved"; `causal`: whether its calls are causal, or None."""
+    """A verdict on a layer: `word` is "proved", "known" or "moved" (not known); `causal`: whether its calls are."""
 
     word: str
     why: str
@@ -57,11 +57,11 @@ class Standing:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """The facts about one layer of a file that are known before its arrays are read.
+    """A record of the facts about one layer of a file that are known before its arrays are read.
 
     Attributes:
-        known: why its arithmetic is known, in words; "" if it is not.
-        unknown: why it is not known, in words; "" if it is.
+        known: why its arithmetic is known, in words; "" if it is not known.
+        unknown: why its arithmetic is not known, in words; "" if it is known.
         num_heads, num_kv_heads: H and G; None where they are unknown.
         heads_from: the source of H, in words.
         scale: the factor of the scores; None where it is 1 / sqrt(head width).
@@ -132,15 +132,11 @@ class About:
         return {name for names in named for name in names.values()}
 
     def layout_of(self, layer: FoundLayer) -> str:
-        """Return the layout of the layer's class; "" where the class is unknown."""
+        """Return the name of the layout of a layer's class; "" if the class is unknown."""
         return self._facts(layer, "")[0].layout
 
     def facts(self, layer: FoundLayer, layout: str) -> LayerFacts:
-        """Return the facts about a layer that is read by `layout`.
-
-        Args:
-            layer: one of the layers in the file.
-            layout: the name of the layout.
+        """Return the facts about a layer of the file that is read by `layout`, the name of a layout.
 
         Raises:
             SpecError: the files beside the file of weights contradict the layer.
@@ -163,7 +159,7 @@ class About:
         return replace(facts, left=tuple(name for name in others if name not in own), strays=tuple(kept))
 
     def check_leave(self) -> None:
-        """Raise SpecError if a pattern of `leave` fits no array or file that can be ignored."""
+        """Raise SpecError if a pattern of `leave` matches no array or file that can be ignored."""
         unused = [pattern for pattern in self.leave if pattern not in self._left]
         if unused:
             raise SpecError(
@@ -304,7 +300,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """Return the metadata that `mha convert` writes, so that a later conversion knows the standings."""
+    """Return the metadata by which a later `mha convert` of the written file knows these standings."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}
@@ -318,9 +314,9 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_h
 
     Args:
         source: the file.
-        unsettled: prefix -> why it is not known.
-        command: the command line that was given, to be completed by the user.
-        needs_heads: whether the user must say how many heads a layer has to move it, because nothing else does.
+        unsettled: prefix of a layer -> why its arithmetic is not known.
+        command: the command line that was given, which the message extends.
+        needs_heads: whether moving a layer needs --num-heads, because the file does not tell it.
     """
     moved = "--moved --num-heads H, since nothing here says how many there are" if needs_heads else "--moved"
     prefix, why = next(iter(unsettled.items()))

@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("table.json")
 
 @dataclass(frozen=True)
 class ModelType:
-    """A row of the table: what the classes of one `model_type` have in transformers.
+    """A row of the table of `model_type`s: settings and array names of its classes in transformers.
 
     Attributes:
         config: the name of its config class.
@@ -68,7 +68,7 @@ def has_row(name: str) -> bool:
 
 @cache
 def generation_settings() -> frozenset[str]:
-    """Return the keys that transformers takes from a config for the generation of text."""
+    """Return the keys of a config that transformers uses only to generate text."""
     return frozenset(_table()["generation"])
 
 

@@ -62,7 +62,7 @@ def move(old: str, new: str, making: Making) -> str:
 
 
 def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> list[str]:
-    """Return lines of code that give the arrays q, k, ... their new axes; one line for all that need the same change.
+    """Return lines of code that change the axes of the arrays q, k, ...; arrays with the same change share a line.
 
     >>> for line in moves(CANONICAL, {**CANONICAL, "q": "i h d", "k": "i g d", "o": "h d o"}, Making()):
     ...     print(line)

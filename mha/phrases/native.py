@@ -8,7 +8,7 @@ from mha.phrases.said import Calling, Held, Lack, Making
 
 
 class Native(ABC):
-    """A framework's attention, in the code that makes, calls, reads and writes it.
+    """A framework's attention layer or function, with the code that makes it, calls it, and moves its parameters.
 
     Attributes:
         id: its name on the page and in the terminal.
@@ -18,9 +18,9 @@ class Native(ABC):
         imports: the import lines that its code needs.
         holder: the variable that holds the parameters after `make`.
         dtypes: the dtypes in which it computes on a CPU.
-        layers: patterns of the names that subjects for this layer have in tables of deviations.
-        lacks: concept that it lacks -> what is missing.
-        words: concept -> what to know besides the code, in a sentence or two.
+        layers: patterns of its names in the tables of deviations.
+        lacks: concept (such as "padding") that it lacks -> what is missing.
+        words: concept -> a sentence or two in addition to the code.
         state: code for the concept "state". It may use the variables of `make`, and sets `output`.
     """
 
@@ -43,16 +43,16 @@ class Native(ABC):
 
     @abstractmethod
     def make(self, making: Making) -> list[str]:
-        """Return the lines that make the layer; they may use `queries`, `keys` and `values`."""
+        """Return lines of code that make the layer; they may use `queries`, `keys` and `values`."""
 
     @abstractmethod
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """Return the lines that call it and set `output`, and `weights` if `calling` wants them."""
+        """Return lines of code that call the layer and set `output`, and `weights` if `calling` asks for them."""
 
     @abstractmethod
     def read(self, making: Making, old: str) -> Held:
-        """Return the code that reads its parameters out of the variable `old`."""
+        """Return the code that reads the layer's parameters from the variable named `old` into NumPy arrays."""
 
     @abstractmethod
     def write(self, making: Making, new: str) -> Held:
-        """Return the code that writes its parameters into the variable `new`."""
+        """Return the code that writes NumPy arrays into the parameters of the variable named `new`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Making:
-    """The arguments with which a layer is made, as pieces of code.
+    """A set of arguments with which a layer is made, as pieces of code.
 
     Attributes:
         width: the width of queries, keys, values and output.
@@ -40,12 +40,12 @@ class Making:
 
 @dataclass(frozen=True)
 class Mask:
-    """An array of the call that says who may attend, or that is added to the scores.
+    """A mask as code: a bool array, or an array that is added to the scores.
 
     Attributes:
         text: the code of the array.
-        axes: its axes, of b (item), h (head), q (query) and k (key), in this order; "bhqk" also for any array that
-            broadcasts to these four.
+        axes: its axes, out of b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for any
+            array that broadcasts to these four.
         attend: what True means in the array: True for "may attend", False for "ignore".
 
     >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False)
@@ -59,7 +59,7 @@ class Mask:
     attend: bool = True
 
     def where(self, attend: bool) -> str:
-        """Return the array in which True means `attend`: this array, or its inverse by `~`."""
+        """Return the code of a mask in which True means `attend`: this array, or its inverse by `~`."""
         if attend is self.attend:
             return self.text
         tree = _tree(self.text)
@@ -74,7 +74,7 @@ class Calling:
 
     Attributes:
         queries, keys, values: the code of the three arrays, batch axis first.
-        padding: a mask of the keys of each item that are no padding, with axes "bk"; None if there is none.
+        padding: a mask, with axes "bk", of the keys that are not padding; None if there is none.
         allowed: a mask of the keys that each query may attend to; None if there is none.
         added: an array of numbers that are added to the scores; None if there is none.
         causal: whether query i may attend only to keys 0 to i.
@@ -100,13 +100,12 @@ class Calling:
 
 @dataclass(frozen=True)
 class Lack:
-    """A concept that a framework lacks.
+    """A concept (such as grouped heads) that a framework lacks.
 
     Attributes:
         words: what is missing, and what to use in its place.
-        shown_by: a Python expression that is True if the installed release lacks it. It may use two functions: `names`
-            (callable of the framework -> names of its arguments) and `before` ((package, release) -> whether an older
-            release is installed).
+        shown_by: a Python expression that is True if the installed release lacks the concept. It may call `names`
+            (a callable -> names of its arguments) and `before` ((package, release) -> whether an older is installed).
     """
 
     words: str
@@ -115,7 +114,7 @@ class Lack:
 
 @dataclass(frozen=True)
 class Held:
-    """The code that reads a layer's parameters into NumPy arrays q, k, v, o, q_bias, ..., or writes these into a layer.
+    """A piece of code that reads a layer's parameters into NumPy arrays q, k, v, o, q_bias, ..., or writes these.
 
     Attributes:
         lines: the lines of code.
@@ -185,7 +184,7 @@ def atom(text: str) -> str:
 
 
 def with_axes(mask: str, axes: str, wanted: str) -> str:
-    """Return the array `mask` with an axis of length 1 for each of the axes `wanted` that it lacks.
+    """Return the code of the array `mask` with a new axis of length 1 for each axis of `wanted` that `axes` lacks.
 
     >>> with_axes("valid", "bk", "bhqk"), with_axes("~a", "qk", "bhqk"), with_axes("m", "bqk", "bhqk")
     ('valid[:, None, None, :]', '(~a)[None, None]', 'm[:, None]')
@@ -199,7 +198,7 @@ def with_axes(mask: str, axes: str, wanted: str) -> str:
 
 
 def times(a: str, b: str) -> str:
-    """Return the product of two expressions: a number if both are numbers.
+    """Return the code of the product of two expressions, computed if both are numbers.
 
     >>> times("4", "16"), times("G", "d"), times("heads + 1", "d")
     ('64', 'G * d', '(heads + 1) * d')
@@ -208,7 +207,7 @@ def times(a: str, b: str) -> str:
 
 
 def call_of(function: str, *given: str, **named: str) -> str:
-    """Return the code of a call, without arguments that are "".
+    """Return the code of a call. Arguments that are "" are left out.
 
     >>> call_of("layer", "x", mask="", causal="True")
     'layer(x, causal=True)'

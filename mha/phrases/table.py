@@ -98,13 +98,13 @@ def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = (
 
 
 def common(old: Native, new: Native, making: Making) -> Making:
-    """Return the Making that both layers can have: without grouped key heads if one of them lacks these."""
+    """Return the arguments that both layers can be made with: `making`, without grouped heads if a layer lacks them."""
     lacks = [native for native in (old, new) if "grouped" in native.lacks]
     return Making(making.width, making.heads, making.head_width, "", making.bias) if lacks else making
 
 
 def warnings_of(native: Native, concept: str) -> list[Deviation]:
-    """Return the deviations of a layer from the rules that the concept is about; each one once."""
+    """Return the known deviations of a layer from the rules of a concept, each once."""
     found: dict[str, Deviation] = {}
     reasons: set[tuple[str, str]] = set()
     for entry in deviations_of(native):
@@ -115,7 +115,7 @@ def warnings_of(native: Native, concept: str) -> list[Deviation]:
 
 
 def deviations_of(native: Native) -> Sequence[Deviation]:
-    """Return all deviations in the tables for this layer, on every path."""
+    """Return all known deviations of this layer from the definition, as the tables list them."""
     return [entry for entry in load().entries if any(fnmatchcase(entry.subject, pattern) for pattern in native.layers)]
 
 

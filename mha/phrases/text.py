@@ -33,7 +33,7 @@ def recorded() -> dict[str, Any]:
 
 
 def verdict(found: Mapping[str, Sequence[float]]) -> str:
-    """Return in words, for each dtype, how near a layer's results are to the definition's.
+    """Return in words how near a layer's results are to the definition's, from dtype -> (error / allowed, error).
 
     >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
     'equal in float32, off by 2e-08 in float64'
@@ -72,7 +72,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """Return the lines of code of a native for one concept; none if it has none."""
+    """Return the lines of code of a framework's attention for one concept; [] if there are none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -85,7 +85,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return what to know of a concept besides the code; if there is no code for it, a sentence that says so."""
+    """Return what the code for a concept does not say; if there is no code, what is missing."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -99,7 +99,7 @@ def listing() -> Iterator[str]:
 
 
 def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
-    """Yield lines on two natives, concept by concept, and on how parameters move."""
+    """Yield lines that show two frameworks' attention, concept by concept, and the code that moves parameters."""
     concepts = concepts_of(asked)
     yield f"{old.path} -> {new.path}"
     yield f"Arrays: {ARRAYS}"
@@ -127,7 +127,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """Yield the lines of code that carry the weights over, and a line on how they were judged."""
+    """Yield the lines of code that move the parameters, and a line on the error that was measured after it."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"
@@ -137,7 +137,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield a line for each trap; `mha deviations ID` has the rest."""
+    """Yield a line for each known deviation, but not for those of other versions of an installed package."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

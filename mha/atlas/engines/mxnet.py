@@ -30,7 +30,7 @@ def back(array):
 
 
 def interleaved(q, k, v, *, bias=None, lengths=None):
-    """Return the output: the first operator scales, the softmax masks by lengths, a bias is added between."""
+    """Return the output of two interleaved operators, with bias and softmax (masked by `lengths`) between them."""
     batch, heads, queries, width = q.shape
     if v.shape[3] != width:
         raise CannotExpress("values of another width")

@@ -51,7 +51,7 @@ def sdpa_exported(q, k, v, *, mask=None, causal=False, scale=None):
 
 
 def flex(q, k, v, *, allowed=None, bias=None, scale=None, softcap=None):
-    """Return the output; mask, bias and softcap are written as functions, as on PyTorch's page about it."""
+    """Return the output of flex_attention, with the mask as mask_mod, and softcap and bias as score_mod."""
 
     def score(s, b, h, i, j):
         s = s if softcap is None else softcap * torch.tanh(s / softcap)

@@ -21,7 +21,7 @@ def learn(context: click.Context, only: tuple[str, ...]) -> None:
     """Exercises: write a step of attention, and be told which mistake is in it.
 
     `mha learn start DIR` writes small files; `cd DIR`, and `mha learn` says what comes next. Edit that file, and
-    `mha learn check NAME` judges it. Hints go deeper level by level. What passes is done: nothing else is kept.
+    `mha learn check NAME` judges it. Each level of hints says more. Progress is judged anew from the files each time.
 
     Exit status of check: 0 all right; 1 something is wrong or still to be written; 2 something gave no answer.
     """

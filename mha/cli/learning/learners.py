@@ -105,7 +105,7 @@ def check(
 @JSON
 @TIME_LIMIT
 def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | None, time_limit: float) -> None:
-    """Judge the folders of a class: a table with a row for each, and which mistakes are made by how many.
+    """Judge the folders of a class: a table with a row for each folder, and how many learners make which mistake.
 
     Every file runs as `mha learn check` runs it, with your rights; no process runs files of two folders. Exit status 0
     when every folder was judged, whatever is right; 2 if one has no exercises, and the others are judged.

@@ -52,9 +52,9 @@ def view(asked: ViewOptions) -> None:
     """Show what every head of recorded attention layers looks at, as one HTML page.
 
     MODEL is "minilm", the trained all-MiniLM-L6-v2, or a local folder of a Hugging Face model of the BERT family;
-    RECORDING is a file that mha.capture wrote, of any framework. The weights are the definition's (or, with two
-    --backend, the first one's, and the second's difference), computed from the recorded inputs; the line on top says
-    whether the recorded output shows that they are what the layer used. Over 128 tokens, only chosen --layers and
+    RECORDING is a file that mha.capture wrote, of any framework. The attention weights are computed from the recorded
+    inputs, by the definition (with two --backend: by the first, with the second's difference). The line on top says
+    whether the recorded output shows that the layer used these weights. Over 128 tokens, only chosen --layers and
     --heads are exact.
 
     Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.

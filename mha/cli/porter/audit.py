@@ -29,8 +29,8 @@ def audit(asked: AuditOptions) -> None:
     """Say which bugs of the zoo a comparison would let pass on the calls in RECORDING, a file that mha.capture wrote.
 
     The reference is run with each bug in it, and its output compared with the right one, by --atol, --cosine or --kl.
-    A bug passes if it does so in every call. Those that the computed bounds (mha.tolerance) would not have shown
-    either are named apart.
+    A bug passes if no call shows it. Bugs that the computed bounds (mha.tolerance) would not show either are listed
+    separately.
 
     Exit status: 0 done, whatever passes; 2 could not run.
     """

@@ -125,7 +125,7 @@ class ConvertOptions(Options):
             check_choices(self.to_layout or "canonical", self.out, dtype=self.dtype)
 
     def write(self, value: dict[str, Any]) -> bool:
-        """Write `value` as JSON to the file that --json names, if any; return whether it is standard output."""
+        """Write `value` as JSON where --json says, if anywhere; return whether that is standard output."""
         from mha_core.files.writing import write_whole
 
         text = json.dumps(value, indent=2) + "\n"
@@ -146,11 +146,11 @@ def convert(asked: ConvertOptions) -> None:
     known (config.json, the class in a .keras archive, or a file of this project says so), or unknown: then bits
     are moved, and only with --moved.
 
-    With --infer, names mean nothing: which arrays are one layer's weights is found from one recorded call. They may be
+    With --infer, names are ignored: one recorded call tells which arrays are the layer's weights. They may be
     transposed, packed, split into heads, with rotary positions or without, among arrays of other layers.
 
-    Before OUT is there, everything in it is read back and compared to the bit, and both sides run a
-    random problem that is judged against the reference: that shows that they are the same layer.
+    Before OUT is there, its arrays are read back and compared bit for bit. The layers of SOURCE and OUT
+    run a random problem, judged against the reference: that shows that they are the same layer.
     Formats: .safetensors, .pt, .weights.h5, .keras (to read), .msgpack, .npz, .params.
 
     Exit status: 0 converted (all proved or known; or moved, with --moved), 1 a layer computes something else than was

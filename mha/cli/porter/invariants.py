@@ -79,9 +79,9 @@ def invariants(asked: InvariantsOptions) -> None:
 
 @contextmanager
 def quickly_compiled() -> Iterator[None]:
-    """Return a context in which JAX, if the model has imported it, compiles its programs without most optimisations.
+    """Return a context in which JAX, if it is imported, compiles without most optimisations.
 
-    JAX compiles each operation for each size that is asked, which takes most of the time.
+    Otherwise compilation takes most of the time: JAX compiles each operation again for each input size.
     """
     if (jax := sys.modules.get("jax")) is None:
         yield
@@ -95,9 +95,9 @@ def quickly_compiled() -> Iterator[None]:
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
-    """Return the model that `spec` names, the function that made it (or None), and the inputs made with it (or None).
+    """Return (the model that `spec` names; the function that made it, or None; its inputs, or None).
 
-    If the function makes inputs too, the returned one makes the model alone.
+    If that function returns (model, inputs), a function that returns the model alone takes its place.
     """
     from conformance.subjects.answers import place
     from conformance.subjects.in_time import TookTooLong, in_time
@@ -130,7 +130,7 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
 
 
 def makes(named: Any) -> bool:
-    """Return whether an object is not a model, but a function that makes one and needs no arguments."""
+    """Return whether an object is a function or class that, called without arguments, makes a model."""
     import inspect
 
     from mha.recordings.hooks import hooks_of

@@ -51,10 +51,10 @@ def port(asked: PortOptions) -> None:
     """Put every backend's attention into MODEL, and prove that it computes the same.
 
     MODEL is "minilm", the trained all-MiniLM-L6-v2, "smollm2", the trained decoder SmolLM2-135M-Instruct, a local
-    folder of a Hugging Face model, or MODULE:NAME, a live model of PyTorch or a function that returns one. What its
-    attention functions are handed is recorded, judged by the definition, and computed by every backend; then the model
-    runs with each backend's attention in it, and what it gives is compared. A decoder also goes on with each text by
-    20 tokens, with a cache. A backend that differs is diagnosed. Projections, norms and rotations are not judged.
+    folder of a Hugging Face model, or MODULE:NAME, a live model of PyTorch or a function that returns one. The calls of
+    its attention functions are recorded, judged by the definition, and computed by every backend. Then the model runs
+    with each backend's attention in it, and its outputs are compared. A decoder also continues each text by 20 tokens,
+    with a cache. A backend that differs is diagnosed. Projections, norms and rotations are not judged.
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
@@ -94,9 +94,9 @@ def port(asked: PortOptions) -> None:
 
 
 def loads(asked: PortOptions) -> Callable[[], tuple[TrainedModel, Any]]:
-    """Return a function: () -> (the model that `asked` names, loaded; its own inputs, or None if it brings none).
+    """Return a function without arguments that returns (the loaded model that `asked` names, its inputs or None).
 
-    For a name or a folder that can't be loaded, SpecError is raised at once, not when the function is called.
+    Raises SpecError at once, before that function is called, if the model is a name or folder that can't be loaded.
     """
     from mha.port.model import check_named, live_model, load_trained
 

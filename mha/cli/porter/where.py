@@ -60,7 +60,7 @@ class WhereOptions(Reported):
     "mha where original.safetensors port.safetensors",
 )
 def where(asked: WhereOptions) -> None:
-    """Find the modules of a port that are wrong: each is compared with ORIGINAL's on what the port's was given.
+    """Find the wrong modules of a port: each is compared with ORIGINAL's module on the inputs that the port recorded.
 
     RECORDING is a file that mha.capture(port, FILE, modules=True) wrote. ORIGINAL is the live model: "minilm", a folder
     as `mha port` takes it, or MODULE:NAME, a model or a function without arguments that returns one. Errors
@@ -134,7 +134,7 @@ def is_ours(name: str) -> bool:
 
 
 def original_named(spec: str) -> Any:
-    """Return the live original that `spec` names: a model of `mha port`, a model, or the result of a function."""
+    """Return the model that `spec` names: a model of `mha port`, a MODULE:NAME, or the result of calling that."""
     from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
     from mha.port.model import load_trained

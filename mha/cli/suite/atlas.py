@@ -32,10 +32,10 @@ class AtlasOptions(Options):
 
 @options.command(AtlasOptions, "mha atlas 'ort-*'", "mha atlas --diff docs/_data/atlas.json torch-sdpa")
 def atlas(asked: AtlasOptions) -> None:
-    """Ask other engines' attention what the definition says, and write down where they part.
+    """Compare other engines' attention with the definition, and write down where they part.
 
     An engine is onnxruntime's operator, MLX's function and so on; docs/atlas.md lists them, with what was found. Each
-    is asked small questions and judged by the vectors that it can take, in a process of its own.
+    answers small questions and is judged by the test vectors that it can take, in a process of its own.
 
     Exit status: 0 asked; 1 something is another than in --diff; 2 none could be asked.
     """

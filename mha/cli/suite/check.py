@@ -123,11 +123,11 @@ class CheckOptions(Reported, Apart):
     )
 
     def begin(self) -> None:
-        """Make the badge of an earlier run grey, since this run may end before it has results."""
+        """Overwrite the badge of an earlier run with a grey one, since this run may end without results."""
         write_asked(self.badge_path, lambda: badge([], COULD_NOT_RUN))
 
     def write(self, whole: dict[str, Any], results: Sequence[Result], status: int) -> None:
-        """Write the report, and the outcomes of a run with this exit status, to the files that were asked for."""
+        """Write the report `whole` and the results, with the run's exit status, to the files that options name."""
         write_asked(self.json_path, lambda: whole)
         self.write_outcomes(lambda: of_results(results, whole["could_not_run"]), status, whole["diagnoses"])
         write_asked(self.badge_path, lambda: badge(results, status))
@@ -168,7 +168,7 @@ OF_TWICE = {
     help="Compile everything anew: neither read nor keep compiled programs (see mha cache).",
 )
 def check(asked: CheckOptions) -> None:
-    """Judge your own layer (--subject), or the backends: all stages and gradients, beside a float64 reference.
+    """Judge your own layer (--subject), or the backends: all steps and gradients, against a float64 reference.
 
     Without --backend and --subject, every installed backend is checked. A subject that differs is
     diagnosed as well. What the table of deviations lists is expected: see `mha deviations`.

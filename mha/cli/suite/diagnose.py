@@ -128,10 +128,10 @@ class DiagnoseOptions(Apart):
 def diagnose(asked: DiagnoseOptions) -> None:
     """Say what is wrong with your layer, or with a recorded one: the stage, the bug, what to change.
 
-    Of FILE, which mha.capture wrote, all calls of a layer are explained by one hypothesis, and layers that the same
-    one explains are told together. A wrongly ported layer is right by the weights that it holds: --weights names a
-    file with those that it was meant to hold, of weights or a recording of the original, and the calls are
-    judged by these. With a recording, both are compared as `mha where` does as well: inputs, masks and outputs.
+    FILE is a recording of mha.capture. All calls of a layer in it are explained by one hypothesis, and layers with the
+    same one are told together. A wrongly ported layer is right by the weights that it holds: --weights names a file
+    with the weights that it was meant to hold, or a recording of the original, and the calls are judged by
+    these. With a recording, both are also compared as `mha where` does: inputs, masks and outputs.
 
     Weights alone do not say how many heads a layer has: --num-heads does.
 

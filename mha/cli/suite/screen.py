@@ -129,16 +129,16 @@ def about(
     undeclared: bool = False,
     cases: Sequence[Asked] = (),
 ) -> list[str]:
-    """Return the rows of text on one subject that stand below its row of `answers`: the causes first.
+    """Return the rows of text that explain one subject (a layer under test), below its row of `answers`.
 
     Args:
         results: the subject's results, in all dtypes.
-        told: why the subject differs; None if nothing was diagnosed.
-        looked_at: what the subject's calls covered; None if none had an answer.
+        told: the diagnosis; None if there is none.
+        looked_at: the features that the subject's calls covered; None if no call returned.
         width: columns of a row.
-        catches: id of a case -> what it catches; None if no case is to be shown.
-        undeclared: whether the subject does not declare what it can express.
-        cases: all cases and sequences that the subject was asked.
+        catches: id of a case -> the mistakes that it detects; None if no case is to be shown.
+        undeclared: whether the subject does not declare which features it supports.
+        cases: all cases and sequences of calls that the subject was given.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)
@@ -278,7 +278,7 @@ def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def of_other_shape(results: Sequence[Result]) -> list[str]:
-    """Return [a row on the shape that outputs must have] if an output has another shape, else []."""
+    """Return [a row on the required output shape] if an output has another shape, else []."""
     wrong = any(each.message.startswith("output has shape") for one in results for each in one.mismatches)
     return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
@@ -360,11 +360,12 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return [a line on what all wrong calls share] if all are of sequences, and wrong in new layers too; else [].
+    """Return a list with at most one line: what all wrong calls of one subject (a layer under test) share.
+
+    The list is empty unless each wrong call is in a sequence of calls and is wrong in a newly made layer too.
 
     Args:
-        results: the results of one subject.
-        cases: all cases and sequences that the subject was asked.
+        cases: all cases and sequences of calls that the subject was given.
     """
     sequences = {case.id: case for case in cases if isinstance(case, CallSequence)}
     wrong = [one for one in results if one.status == "different"]
@@ -388,11 +389,11 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
-    """Return lines on what is wrong in a case (first array that differs, or why it did not run) and how to rerun it.
+    """Return lines on a wrong result: the first array that differs, or the error; and the command that repeats it.
 
     Args:
-        result: the result of a case that is not right.
-        catches: the id of each case -> what it catches.
+        result: the result of a case that differs or did not run.
+        catches: id of a case -> the mistakes that it detects.
     """
     lines = [f"Case {result.case}, {result.dtype}: {result.message}"] * bool(result.message)
     if result.mismatches:

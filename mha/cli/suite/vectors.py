@@ -31,7 +31,7 @@ class VectorsOptions(Options):
 
 @options.command(VectorsOptions, "mha vectors --out vectors", "mha vectors --judge vectors answers")
 def vectors(asked: VectorsOptions) -> None:
-    """Write the cases as files that judge any language, or judge a folder of answers to them.
+    """Write the cases as files that test programs in any language, or judge a folder of answers to them.
 
     A vector is a safetensors file with inputs, right numbers and the allowed error of each: docs/vectors.md says all
     that a program needs to know. An answer is ID.safetensors with an array `output`.

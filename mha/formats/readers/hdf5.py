@@ -33,12 +33,12 @@ STRUCTURES = (b"SNOD\x01\x00", b"HEAP\x00\x00\x00\x00", b"TREE\x00\x00")
 
 
 def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str, h5py.Dataset]:
-    """Return path -> dataset for every dataset of a file, in the file's order; all its numbers are in the file itself.
+    """Return path -> dataset for every dataset of a file, in the file's order, after checking that each is safe.
 
     Args:
         file: the file, open for reading.
         size: the size of the file in bytes; no array may claim far more.
-        has_list: whether the file lists its arrays, so that the caller notices lost ones.
+        has_list: whether the file also has a list of its arrays, by which the caller notices missing ones.
 
     Raises:
         Refused: a link, a dataset or a type refers to another file, or claims data that are not there.
@@ -99,7 +99,7 @@ def _walk(group: h5py.Group, prefix: str, seen: dict[int, str], depth: int) -> I
 
 
 def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
-    """Raise Refused unless all numbers of a dataset are in the file itself, and no more than it can hold."""
+    """Raise Refused unless all numbers of a dataset are in the file itself, and take no more bytes than it can have."""
     what = shown(path)
     plan, kind = dataset.id.get_create_plist(), dataset.id.get_type()
     if plan.get_external_count():

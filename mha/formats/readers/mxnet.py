@@ -41,7 +41,7 @@ class _Damaged(Exception):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file: arrays by name, without the "arg:" and "aux:" of checkpoints that mx.model saves."""
+    """Open the file as a Checkpoint; the "arg:" and "aux:" that mx.model writes before names are removed."""
     try:
         entries = collect(path, _entries(path))
     except _Damaged as error:

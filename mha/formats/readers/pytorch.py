@@ -46,7 +46,7 @@ Bytes = Callable[[torch.Tensor], NDArray[np.uint8]]
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file: the tensors of a state_dict, or of nested dicts, whose names are then joined by dots."""
+    """Open a saved state_dict as a Checkpoint; keys of nested dicts are joined by dots."""
     version: Any = torch.__version__  # its class compares with tuples, which its types do not say
     if version < SAFE_SINCE:
         raise SpecError(
@@ -278,10 +278,7 @@ class Broken(ValueError):
 
 
 def texts_in(file: BinaryIO) -> list[str]:
-    """Return the texts in the pickle at the file's position, and move the position behind the pickle.
-
-    Returns:
-        Every text in the pickle, in its order.
+    """Return every str in the pickle at the file's position, in order, and move the position behind the pickle.
 
     Raises:
         CodeFound: the pickle names a function or class that is not in NAMED, or calls one not in CALLED.

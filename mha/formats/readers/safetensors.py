@@ -59,7 +59,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 def create(
     path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
 ) -> Iterator[Add]:
-    """Return a context that writes a file when it ends: arrays stay in memory, since all names come first in it."""
+    """Return a context that writes a file at its end; until then arrays are in memory, since the header comes first."""
     arrays: dict[str, NDArray] = {}
 
     def add(name: str, array: NDArray) -> None:

@@ -32,10 +32,10 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return name of an array -> name of the file beside the index that holds it, in the index's order.
+    """Return array name -> name of the shard (a file beside the index) that holds it, in the index's order.
 
     Raises:
-        SpecError: the file is no such index, or names a shard that is missing or in another folder.
+        SpecError: the file is not an index, or names a shard that is missing or in another folder.
     """
     if path.stat().st_size > LARGEST:
         raise SpecError(f"{path} is no index of shards: it has more than {LARGEST} bytes")

@@ -50,7 +50,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str | zipfile.ZipInfo) -> bytes:
-    """Return all bytes of a member. Raises zipfile.BadZipFile if its checksum does not fit."""
+    """Return all bytes of a member. Raises zipfile.BadZipFile if its CRC is wrong."""
     info = archive.getinfo(name) if isinstance(name, str) else name
     with archive.open(info) as member:
         data = member.read()
@@ -60,7 +60,7 @@ def read_member(archive: zipfile.ZipFile, name: str | zipfile.ZipInfo) -> bytes:
 
 
 def check_sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-    """Compare a member's checksum without keeping its bytes. Raises zipfile.BadZipFile if it does not fit."""
+    """Check a member's CRC without keeping its bytes in memory. Raises zipfile.BadZipFile if the CRC is wrong."""
     with archive.open(info) as member:
         while member.read(1 << 20):
             pass

@@ -49,9 +49,9 @@ def _no_padding(known: Known) -> str | None:
 
 
 def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
-    """Return bool (B, L), False at padding. Items have different amounts of it; the third none, unless `every`.
+    """Return bool (B, L), False at padding, which is on the right, or with `left` on the left.
 
-    Padding is on the right, or with `left` on the left.
+    Items have different amounts of padding. Every third item has none, unless `every`.
     """
     length = trial.size.length
     padding = np.array(
@@ -68,10 +68,10 @@ def padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
 
 
 def plain_and_padded(trial: Trial, known: Known) -> list[tuple[dict[str, Any], NDArray | None]]:
-    """Return two pairs (further arguments of a call, positions to compare): without padding, and with padding.
+    """Return [(keyword arguments, positions to compare)] for a call without padding and one with padding.
 
-    The positions are bool (B, L); None: all. Padding is on the right; in a causal model on the left, since padding on
-    the right changes nothing there.
+    The positions are bool (B, L); None: all. Padding is on the right. In a causal model it is on the left, since later
+    tokens change nothing there.
     """
     if known.padding is None or trial.size.length < 3:
         return [({}, None)]
@@ -98,7 +98,7 @@ def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
 
 
 def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
-    """Return name -> sequence, with other content (`pad`, if it is given) where `real`, bool (B, L), is False."""
+    """Return the sequences `x` with other content (`pad`, if it is given) where `real`, bool (B, L), is False."""
     batch_axis, length_axis = trial.template.axes
     done: dict[str, Given] = {}
     found = {}
@@ -226,7 +226,7 @@ def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
 
 
 def ones_rows(known: Known) -> list[Relation]:
-    """Return a relation for each mask argument: a mask that hides nothing must change nothing."""
+    """Return a Relation for each mask argument: a mask that hides no key must not change the output."""
     return [replace(MASK_ONES, id=f"mask-none-{mask.name}", ask=partial(_ones, mask=mask)) for mask in known.masks]
 
 
@@ -240,7 +240,7 @@ def _idle(trial: Trial, known: Known, mask: Mask) -> Pair:
 
 
 def idle_rows(known: Known) -> list[Relation]:
-    """Return a relation for each mask argument that changed nothing in calls.
+    """Return a Relation for each mask argument that had no effect in calls.
 
     The mask of padding is left out, since it has relations of its own.
     """

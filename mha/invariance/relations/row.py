@@ -22,7 +22,7 @@ class Known:
     Attributes:
         live, template: the model, and how it is called.
         masks: the model's mask arguments.
-        causal: whether the model is causal by itself, or says so.
+        causal: whether the model is causal without a mask or an argument that says so.
         flag: the name of the argument that makes a call causal; None if there is none.
         cache: how the model decodes step by step; or, in words, why that is not known.
         pad: the token id to use in padding; None: any will do.
@@ -56,7 +56,7 @@ class Known:
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """Return the arguments of a causal call for positions `start` to `stop`, with a cache of those before."""
+        """Return keyword arguments that make a call on positions `start` to `stop` causal, with earlier ones cached."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:
@@ -94,9 +94,9 @@ _SOME = Allowance("float64", 1.0)
 
 
 def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
-    """Return the Pair with the largest difference, of several ways to test one relation.
+    """Call the functions `ways`, which test one relation, and return the Pair with the largest difference.
 
-    An error in the first way is raised; any other way that raises is left out.
+    An exception in the first function is raised. Any other function that raises is left out.
     """
     pairs: list[tuple[float, Pair]] = []
     for way in ways:
@@ -115,7 +115,7 @@ def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation between two calls of a model, which should give the same numbers. It is a row of the table.
+    """A relation that models are tested for: two calls that should give the same numbers.
 
     Attributes:
         id, group: its name, and the name of its group.
@@ -123,7 +123,7 @@ class Relation:
         ask: (trial, known) -> the Pair of arrays, from the two calls that it makes.
         why_not: known -> the reason why the model can't be tested; None if it can.
         chunk: positions in each piece, if it divides the length into pieces; else 0.
-        batch, length: the smallest sizes that show something.
+        batch, length: the smallest sizes of inputs with which it is tested.
         rounds: whether the two calls round in different ways, such as with a softmax in float32. If so, they are made
             in the model's own dtype.
         brief: whether small inputs are used, because large ones show no more.

@@ -82,7 +82,7 @@ def heading(exercise: Exercise) -> str:
 
 
 def code_of(exercise: Exercise) -> str:
-    """Return the code in an exercise's file that the learner replaces with an answer."""
+    """Return the code in an exercise's file as it was handed out, which the learner is to replace."""
     if isinstance(exercise, CatchExercise):
         return CALL.read_text("utf-8").rstrip()
     if isinstance(exercise, LayerExercise):
@@ -125,10 +125,9 @@ def is_untouched(exercise: Exercise, folder: Path) -> bool:
 def start(
     folder: Path, frameworks: Sequence[str], tracks: Collection[str] = tuple(TRACKS)
 ) -> tuple[list[Path], list[Path]]:
-    """Write the files of these tracks' exercises, translated into these frameworks too; existing files stay.
+    """Write a file for each exercise of these tracks, and for its translations into these frameworks.
 
-    Returns:
-        The paths of the files that were written, and the paths of those that existed already.
+    Files that exist stay. Return (paths of the written files, paths of the files that existed).
 
     Raises:
         SpecError: the folder is a file.
@@ -164,7 +163,7 @@ def in_folder(exercise: Exercise, folder: Path) -> Exercise:
     """Return the exercise if its file is in the folder.
 
     Raises:
-        SpecError: its file is not there, or no exercise's is.
+        SpecError: the folder lacks this file, or all files of exercises.
     """
     if not (folder / exercise.file).is_file():
         there(folder)

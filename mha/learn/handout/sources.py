@@ -38,11 +38,10 @@ def source(file: str, symbol: str) -> str:
 
 
 def answer(exercise: Exercise, dialect: str = "") -> str:
-    """Return a short right answer, as the code that replaces the code in the learner's file.
+    """Return the code of a short right answer, which replaces the code in the learner's file.
 
     Args:
-        exercise: any exercise.
-        dialect: the framework of the answer, for a step that is translated into it. Default: the exercise's own.
+        dialect: the framework of the answer, if the exercise is translated into it. Default: the exercise's own.
     """
     if isinstance(exercise, CatchExercise):
         return source("larger", "problem")

@@ -34,11 +34,11 @@ Made = TypeVar("Made")
 @sendable
 @dataclass(frozen=True)
 class Attempt:
-    """The answers of a learner's function.
+    """A record of some calls of a learner's function, up to the first that fails.
 
     Attributes:
-        answers: the arrays that each call before the first failing one gave.
-        problem: why that call failed, in one line; "" if none did.
+        answers: for each call that did not fail, the arrays that it returned.
+        problem: why a call failed, in one line; "" if none did.
         begun: whether the function has been written: one that raises NotImplementedError has not.
         printed: the beginning of what the file printed.
     """
@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """Return the number that each call before the first failing one gives, and an Attempt with the failure's cause."""
+    """Return (the number that each call returned, up to the first that fails; an Attempt with the failure's cause)."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)
@@ -106,9 +106,9 @@ def measured(
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
-    """Return a dict name -> array for each call before the first that fails, and an Attempt with the failure's cause.
+    """Return (the arrays of each call by name, up to the first that fails; an Attempt with the failure's cause).
 
-    A single array has the name "". If no call fails, the Attempt has no cause.
+    An array that is returned alone has the name "".
     """
     return _made(lambda function, call: _by_name(name, function, call, path), path, name, parameters, calls)
 
@@ -160,7 +160,7 @@ def _by_name(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextmanager
 def captured(held: Beginning | None = None) -> Iterator[Callable[[], str]]:
-    """Return a context in which nothing is printed. Its value is a function: () -> the beginning of the withheld text.
+    """Return a context that withholds printed text. Its value is a function that returns the beginning of the text.
 
     Args:
         held: the stream that keeps the text. Default: a new one.
@@ -194,7 +194,7 @@ class Beginning(io.StringIO):
 
 
 def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Callable[..., Any]:
-    """Return the function of this name in a file, which is imported anew. Raises Unfit if there is none that fits."""
+    """Import a file anew, and return its function `name`. Raises Unfit without one that takes these parameters."""
     file = Path(path)
     wanted = name if parameters is None else f"{name}({', '.join(parameters)})"
     if not file.is_file():
@@ -234,7 +234,7 @@ def _check_parameters(function: Callable[..., Any], wanted: str, count: int) -> 
 
 
 def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) -> Any:
-    """Call a learner's function, and return the result. Raises NotBegun, or Unfit with its error and the line."""
+    """Call a learner's function, and return the result. Raises NotBegun, or Unfit with the error and its line."""
     try:
         with np.errstate(all="ignore"):  # NaN and infinity are data here, and no reason to warn
             return function(*arguments)
@@ -245,7 +245,7 @@ def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) ->
 
 
 def place(error: BaseException, path: str) -> str:
-    """Return which line of the learner's file raised an error, such as " (line 12)"; "" if none of it did."""
+    """Return the line of the learner's file that raised an error, as " (line 12)"; "" if it was another file."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f" (line {error.lineno})"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

@@ -28,7 +28,7 @@ MOST_NUMBERS = 2_000_000
 @sendable
 @dataclass(frozen=True)
 class Chosen:
-    """The problem that a learner's `problem()` gave, or the reason why there is none."""
+    """A result of calling a learner's `problem()`: the Problem, or the reason why there is none."""
 
     problem: Problem | None = None
     reason: str = ""
@@ -37,7 +37,7 @@ class Chosen:
 
 
 def chosen(path: str) -> Chosen:
-    """Call `problem()` of a learner's file, in a worker process; return a Chosen: the problem, or why there is none."""
+    """Call `problem()` of a learner's file (in a worker process), and return the Problem, or why there is none."""
     with captured() as printed:
         try:
             made = called(found(path, "problem", ()), (), path)
@@ -91,7 +91,7 @@ class Shown:
 
 
 def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
-    """Return whether a call shows the hidden bug, and at least `target` bugs in all; and a sentence on both."""
+    """Return (whether the hidden bug, and at least `target` bugs in all, change a call's result; a sentence on it)."""
     shows = Shown(problem)
     number, total = shows.all()
     is_caught = shows.by(select((bug,))[0])
@@ -100,7 +100,7 @@ def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
 
 
 def never_asked(problem: Problem) -> list[str]:
-    """Return in words each thing that a call lacks, with how many bugs can't show without it, the largest first."""
+    """Return the features that a call lacks, in words, each with the number of bugs that can't show without it."""
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     found: Counter[str] = Counter()
     for bug in bugs:

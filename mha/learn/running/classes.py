@@ -38,7 +38,7 @@ class ClassSubject:
     dtypes = ("float32",)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words what a case asks that the exercise leaves out; None if there is no such thing."""
+        """Return in words the feature of a case that the exercise does not ask for; None if there is none."""
         why = CAPABILITIES.why_not(config, inputs)
         if why is None and any(astuple(config.bias)):
             return "biases of the projections"

@@ -16,11 +16,11 @@ from mha_core.errors import one_line
 
 @dataclass(frozen=True)
 class Dialect:
-    """One framework.
+    """A framework in which exercises are written.
 
     Attributes:
         module: the module that is imported first.
-        heading: the lines at the beginning of a file that is written in it.
+        heading: the first lines of a file in this framework, such as imports.
         kind: the name of the class of its arrays, inside `module`.
         give: a function: (the module, a NumPy array) -> the framework's array.
     """
@@ -52,7 +52,7 @@ DIALECTS = {
 
 
 def prepare(name: str) -> str:
-    """Import a framework through its backend; return "" if that worked, else why not, in one line."""
+    """Import a framework through its backend; return "" or, if that fails, the reason in one line."""
     try:
         with quiet_stderr():
             load(name)  # MXNet can't be imported without what its backend does first
@@ -63,7 +63,7 @@ def prepare(name: str) -> str:
 
 
 def given(name: str, value: Any) -> Any:
-    """Return a NumPy array as the framework's; anything else as it is."""
+    """Return a NumPy array converted to an array of the framework; anything else unchanged."""
     dialect = DIALECTS[name]
     if not isinstance(value, np.ndarray):
         return value
@@ -71,7 +71,7 @@ def given(name: str, value: Any) -> Any:
 
 
 def taken(name: str, value: Any) -> Any:
-    """Return the framework's array as one of NumPy; anything else as it is (which is refused later)."""
+    """Return an array of the framework converted to a NumPy array; anything else unchanged (it is refused later)."""
     if name == NUMPY:
         return value
     dialect = DIALECTS[name]

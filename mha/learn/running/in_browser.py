@@ -13,15 +13,13 @@ from mha_core.errors import shown
 
 
 def said(name: str, text: str, level: int) -> tuple[str, str, int]:
-    """Return what a page says of an exercise's file that holds `text`.
+    """Return the verdict or the hint that a web page shows for an exercise's file with this `text`.
 
     Args:
-        name: the name of the exercise.
-        text: what the file holds.
         level: how much is said: 1 as `mha learn check`, more as `mha learn hint`.
 
     Returns:
-        The status at level 1, else ""; the words; and the next level that says more, or 0.
+        (the status at level 1, else ""; the text to show; the next level with more to say, or 0).
     """
     one = exercise(name)
     with written(one, text) as folder:

@@ -43,7 +43,7 @@ SECONDS = 10.0
 
 
 def dtype_of(dialect: str) -> str:
-    """Return the dtype that a layer is judged in: a framework's layers make float32 by themselves."""
+    """Return the dtype of tests of a layer: "float64" in NumPy, else "float32", which framework layers use."""
     return "float64" if dialect == NUMPY else "float32"
 
 
@@ -67,9 +67,7 @@ class Layered:
 
 
 def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
-    """Return the verdict on a learner's layer; its cases are run one by one until one fails.
-
-    The cases run in the order of `cases_of`; those after the first that the layer gets wrong are left out.
+    """Return the verdict on a learner's layer. Its cases run in the order of `cases_of`, up to the first that fails.
 
     Args:
         dialect: the framework of the layer, which names the interpreter that runs it.
@@ -89,7 +87,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 
 
 def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
-    """Return what `mha diagnose` would say explains a layer's answers to these cases, or why the layer can't run."""
+    """Return the bugs by which `mha diagnose` explains a layer's answers to these cases, or why the layer can't run."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
     if reason:
         return str(reason)
@@ -108,7 +106,7 @@ def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *ar
 
 
 def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple[str, ...]:
-    """Return the names of inputs, masks and parameters that a layer's output does not depend on in its first cases."""
+    """Return the names of inputs, masks and parameters without effect on a layer's output in its first cases."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, exercise.subject, dtype_of(dialect))
     if reason:
         return ()
@@ -139,7 +137,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """Return what judges a layer, in order: `first`, `own`, then the cases and sequences of calls that fit."""
+    """Return the test cases of a layer in order: `first`, `own`, those of the table, then sequences of calls."""
     full = [case for case in all_cases() if _is_full(case) and not one.alone]
     sequences = [
         sequence
@@ -221,9 +219,9 @@ def _own_cases() -> tuple[Case, ...]:
 
 
 def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) -> Explained:
-    """Return what explains a layer's answers to these cases: mistakes of its exercise, else bugs of the zoo.
+    """Return the bugs that explain a layer's answers to these cases: frequent mistakes in layers, else any bugs.
 
-    The returned bugs have no steps (functions), since these can't be sent to another process.
+    The returned bugs lack their functions, since these can't be sent to another process.
     """
     from conformance.diagnosis.diagnose import diagnose  # much to load, which a verdict does without
 
@@ -266,7 +264,7 @@ _layers: dict[str, LoadedSubject] = {}
 
 
 def prepared(path: str, subject: str, dtype: str) -> tuple[str, str]:
-    """Import the file anew; return why that failed, in one line ("" if it did not), and what the file printed."""
+    """Import the file anew; return (why that failed, in one line, or "" if it did not; what the file printed)."""
     held = Beginning()
     with captured(held):
         try:

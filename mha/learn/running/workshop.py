@@ -20,7 +20,7 @@ IMPORT_SECONDS = 180.0
 
 
 def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`, run in the process of a framework, which is imported there first.
+    """Return the result of `function(*arguments)`, called in a process that has imported a framework.
 
     Raises:
         TooLong: the function took longer than `seconds`; its process was ended.

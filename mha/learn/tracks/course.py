@@ -82,7 +82,7 @@ class Row:
     Attributes:
         level: how hard the exercise is. 1: a line; 2: a few lines and a trap; 3: several traps.
         minutes: about how long the exercise takes.
-        learned: a sentence on what a learner who has it right has learned.
+        learned: a sentence on what the exercise teaches.
     """
 
     level: int

@@ -252,9 +252,9 @@ def right_function(exercise: StepExercise) -> Callable[..., Any]:
 
 
 def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
-    """Yield candidates (sentence, function) that compute the right answer to other arguments than the given ones.
+    """Yield (sentence, function) on mistakes that give the right answer to changed arguments.
 
-    One of the arguments is changed in some way, such as reversed.
+    Each function changes one argument, for example reverses it, and then computes the right answer.
     """
     right = right_function(exercise)
     for number, one in enumerate(exercise.arguments):

@@ -93,7 +93,7 @@ def step(
 
 
 def drawn_mask(make: Callable[[Rng, Case], AttentionMask]) -> Callable[[int], Case]:
-    """Return a function: a number -> a case, whose sizes depend on the number, and whose mask is made by `make`."""
+    """Return a function that makes a case from a number. The number decides the sizes; `make` makes the mask."""
 
     def drawn(number: int) -> Case:
         query_len, key_len = 2 + number % 8, 2 + number // 8 % 11

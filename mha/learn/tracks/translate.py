@@ -32,7 +32,7 @@ _BY_NAME = {one.name: one for one in (*write.EXERCISES, *turning.EXERCISES, SCAL
 
 
 def into(framework: str) -> tuple[StepExercise, ...]:
-    """Return the translations into one framework.
+    """Return the exercises that are translated into one framework.
 
     >>> [exercise.name for exercise in into("torch")][:2]
     ['split-heads-in-torch', 'merge-heads-in-torch']

@@ -27,7 +27,7 @@ def rotary(state: State) -> Any:
 
 
 def placed_at(side: int) -> Any:
-    """Return a function: State -> positions (B, L), of the queries if `side` is 0, of the new keys if it is 1."""
+    """Return a function that reads positions (B, L) from a State: those of queries (`side` 0) or of new keys (1)."""
 
     def read(state: State) -> Any:
         found = positions_of(state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)[side]
@@ -40,9 +40,9 @@ POSITIONS = Value("positions", "int64 (B, L), 0 or more: where each of them stan
 
 
 def turning(interleaved: bool) -> tuple[Case, ...]:
-    """Return cases of layers with rotary positions, which turn the first r (some or all) channels of each head.
+    """Return cases of layers that rotate the first r channels of each head by rotary positions.
 
-    Channels turn in pairs: two neighbours if `interleaved`, else channels k and k + r / 2.
+    Channels are rotated in pairs: two neighbours if `interleaved`, else channels k and k + r / 2.
     """
     of_cases: dict[str, Any] = {
         "some": {"rotary": {"width": 8, "base": 20.0}, "positions": placed},

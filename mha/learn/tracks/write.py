@@ -58,12 +58,12 @@ GROUPS = step(
 
 
 def new_keys(state: State) -> Any:
-    """Return the new keys, 0 where they are padding: (B, G, Lk - Lp, d)."""
+    """Return the keys after the cached past, (B, G, Lk - Lp, d), with 0 at padding."""
     return np.where(state["padding"][:, None, state.sizes.past_len :, None], 0.0, state["new_keys"])
 
 
 def with_new_keys(arrays: Mapping[str, Any]) -> Any:
-    """Return all keys, (B, G, Lk, d): those of the past, then those that `new_keys` returns."""
+    """Return all keys (B, G, Lk, d), cached and new ones, with 0 where new keys are padding."""
     keys, number = arrays["keys"], arrays["new_keys"].shape[2]
     is_new = np.arange(keys.shape[2])[:, None] >= keys.shape[2] - number
     return np.where(is_new & np.asarray(arrays["padding"], bool)[:, None, :, None], 0.0, keys)

@@ -12,7 +12,7 @@ AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
 
 
 class LinenMultiHeadDotProductAttention(Native):
-    """The Native of linen's module, whose arrays are not in the module, but in `variables`."""
+    """A Native: linen's module, whose parameters are not in the module but in a dict."""
 
     id = "linen"
     path = "flax.linen.MultiHeadDotProductAttention"
@@ -88,7 +88,7 @@ class LinenMultiHeadDotProductAttention(Native):
 
 
 def one_mask(calling: Calling) -> tuple[list[str], str]:
-    """Return the lines that make a causal mask, if there is one, and an expression of all masks with four axes."""
+    """Return (lines of code for the causal mask, if the call has one; an expression for all masks together, 4-D)."""
     masks = [with_axes(mask.where(attend=True), mask.axes, "bhqk") for mask in calling.masks]
     lines = []
     if calling.causal:
@@ -103,7 +103,7 @@ PARTS = ("query", "key", "value", "out")
 
 
 def flax_read(making: Making, params: str) -> Held:
-    """Return the code that reads the arrays out of the dict `params`, whose keys are the names of the projections."""
+    """Return the code that reads arrays from the dict whose code is `params`; its keys are projection names."""
     lines = [f"params = {params}", f"q, k, v, o = (np.asarray(params[part]['kernel']) for part in {PARTS})"]
     if making.bias:
         lines.append(f"q_bias, k_bias, v_bias, o_bias = (np.asarray(params[part]['bias']) for part in {PARTS})")
@@ -111,7 +111,7 @@ def flax_read(making: Making, params: str) -> Held:
 
 
 def flax_written(making: Making, begin: str, end: str) -> Held:
-    """Return the code that writes the arrays by the names of the projections, between the lines `begin` and `end`."""
+    """Return the code that writes the arrays as items of a dict by projection, between the lines `begin` and `end`."""
     rows = []
     for name, part in zip("qkvo", PARTS, strict=True):
         bias = f", 'bias': jnp.asarray({name}_bias)" if making.bias else ""

@@ -10,7 +10,7 @@ from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom
 
 
 class MxnetInterleaved(Native):
-    """The Native of the operators from which Sockeye and GluonNLP build their layers."""
+    """A Native: MXNet's interleaved operators, from which Sockeye and GluonNLP build their layers."""
 
     id = "mxnet"
     path = "mxnet.nd.contrib.interleaved_matmul_encdec_qk"

@@ -12,7 +12,7 @@ CONFIG = "from mha_parity.core import AttentionConfig"
 
 
 class Ours(Native):
-    """A base of this project's four layers, which differ in how a layer of their framework is called."""
+    """A base class for this project's layers in four frameworks. They differ in how they are called."""
 
     words: ClassVar[Mapping[str, str]] = {
         "made": "embed_dim, num_heads; biases only where asked for. Widths of inputs come from the first call, or from "

@@ -47,15 +47,15 @@ class TorchMultiheadAttention(Native):
     )
 
     def make(self, making: Making) -> list[str]:
-        """Return the lines that make the layer, in train() if dropout is to act, else in eval()."""
+        """Return the line of code that makes the layer, with batch_first=True."""
         bias = "" if making.bias else "False"
         made = call_of(self.path, making.width, making.heads, dropout=making.dropout, bias=bias, batch_first="True")
         return [f"layer = {made}"]
 
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """Return the lines of the call.
+        """Return lines of code that call the layer.
 
-        Two bool masks are passed as two arguments; beside a mask of added numbers, they become added numbers too.
+        Two bool masks are passed as two arguments. If there is an additive mask, bool masks are converted to additive.
         """
         lines = ["layer.train()" if calling.training else "layer.eval()"] if making.dropout else []
         given: dict[str, str] = {}

@@ -104,9 +104,9 @@ class TorchScaledDotProductAttention(Native):
 
 
 def four_read(making: Making, old: str, taken: str) -> Held:
-    """Return the code that reads the arrays of four linear layers out of the dict named `old`.
+    """Return the code that reads the arrays of four linear layers from the dict named `old`.
 
-    `taken` is the code of the method call that makes an array of a parameter: "detach().numpy()".
+    `taken` is the method call that converts a parameter to an array, as code: "detach().numpy()".
     """
     lines = [f"q, k, v, o = ({old}[name].weight.{taken} for name in 'qkvo')"]
     if making.bias:
@@ -115,9 +115,9 @@ def four_read(making: Making, old: str, taken: str) -> Held:
 
 
 def four_written(making: Making, new: str, put: str) -> list[str]:
-    """Return lines of code that put arrays into the four linear layers q, k, v and o of the dict named `new`.
+    """Return lines of code that write arrays into the four linear layers q, k, v and o of the dict named `new`.
 
-    `put` is the code of the call on a parameter that sets it to `array`: "set_data(mx.nd.array(array))".
+    `put` is the method call that sets a parameter to `array`, as code: "set_data(mx.nd.array(array))".
     """
     lines = []
     for kind, ending in (("weight", ""), ("bias", "_bias"))[: 1 + making.bias]:
