@@ -119,7 +119,7 @@ class Survey:
     """A collector of a model's modules, from which it makes a Coverage.
 
     Args:
-        parts_of: a function of a module: names of its direct submodules, and a function that gives the ids of all.
+        parts_of: module -> (names of its direct submodules; function that returns the ids of all modules in it).
     """
 
     def __init__(self, parts_of: PartsOf) -> None:

@@ -60,7 +60,7 @@ class Judged:
     Attributes:
         worst: the largest error / allowed error among the equal ones.
         little: how many of `differ` have errors of at most `LITTLE`, as from rounding in a narrower dtype.
-        gradients: how many of the equal ones have equal gradients too; the others have outputs alone.
+        gradients: how many of the equal ones have equal gradients too; of the others, only the output was compared.
     """
 
     equal: int = 0
@@ -95,7 +95,7 @@ class Entry:
 
 
 def vectors(dtypes: Sequence[str]) -> list[Vector]:
-    """Return (manifest row, arrays) of the test vectors in `dtypes` on split heads, with no feature in NEVER."""
+    """Return (manifest row, arrays) of each test vector in `dtypes` without projections or a feature in NEVER."""
     found = []
     for vector in all_vectors():
         if vector.form == "heads" and vector.dtype in dtypes and not vector.case.config.parts:

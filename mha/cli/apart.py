@@ -231,12 +231,12 @@ class Apart(Options):
         """Return the backends and the user's own subjects, in each of `dtypes` that they compute in.
 
         Args:
-            settings: what `settings` returned.
+            settings: a result of the method `settings`.
             dtypes: names of dtypes.
             backend_names: the backends. Default: all that are installed, unless `specs` names a subject.
             specs: the user's subjects. One that can't be used does not stop the others.
             devices: the devices that backends run on. Default: all.
-            path: the path that backends run on. Default: their default paths.
+            path: the path (way to run a layer, such as "eager") of the backends. Default: their default paths.
             compiled: whether backends run on their compiled paths, and each subject's attribute `compiled` runs too.
             time_limit: seconds that a subject may take for a case.
         """
@@ -297,7 +297,7 @@ def backend_subjects(
 ) -> tuple[list[BackendSubject], list[str]]:
     """Return (a subject for each backend, path, dtype and device; a line for each dtype or path that a backend lacks).
 
-    The paths are the backend's default paths; with `path` that path alone; with `compiled` the compiled paths.
+    A path is a way to run a layer, such as "eager". Default: the backend's default ones, or its compiled ones.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 

@@ -43,7 +43,7 @@ def status_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed:
 
     Args:
         results: the results that the command is about.
-        also: further results that may differ or fail. If only these were judged, nothing was judged.
+        also: further results. They count if one differs or failed; equal ones don't count as something judged.
         failed: whether anything else could not run, or results are missing.
     """
     statuses = {result.status for result in (*results, *also)}

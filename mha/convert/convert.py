@@ -275,7 +275,7 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
 def check_choices(
     name: str, out: Path, from_layout: str | None = None, dtype: str | None = None
 ) -> tuple[Layout, Format]:
-    """Return (the layout `name`, the format of the file `out`). Raises SpecError if that format can't hold it."""
+    """Return (the layout `name`, the format of the file `out`). SpecError if such a file can't hold the layout."""
     target = get(name)
     fitting = [one for one in FORMATS if _go_together(one, target) and not one.readable_only]
     endings = ", ".join(suffix for one in fitting for suffix in one.suffixes if not one.layouts or name in one.layouts)

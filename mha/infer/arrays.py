@@ -117,18 +117,21 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Return a key that is equal for slices of the same array that divide it in the same way."""
+        """Return a key that is equal for two Slices (projections in an array) if they divide one array alike."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return ints (heads, width): each channel's row if rows run in `order`, "hd" or "dh"; None if they can't."""
+        """Return ints (heads, width): the array's row of each channel; None if its axes don't split so.
+
+        `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
+        """
         key = heads, order
         if key not in self._rows:
             self._rows[key] = self._find_rows(heads, order)
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
-        """Return what `rows` returns. Raises ValueError where that is None."""
+        """Return what `rows` returns. ValueError if that is None."""
         found = self.rows(heads, order)
         if found is None:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")
@@ -202,7 +205,7 @@ class Candidates:
         return cls(matrices, vectors, zeros)
 
     def slices(self, role: str, width: int) -> Iterator[Slice]:
-        """Yield every slice that could be the projection `role` ("q", "k" or "v") of an input of this width."""
+        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) of inputs this wide."""
         for source in self.matrices:
             if source.inputs != width:
                 continue

@@ -181,7 +181,7 @@ def _same(a: Slice | None, b: Slice | None) -> bool:
 
 
 def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
-    """Return (the slice that is probably the key bias, or None; the reason for that, in words)."""
+    """Return (the vector, or part of one, that is probably the key bias, or None; the reason in words)."""
     used = {(bias.source, bias.part) for bias in found.biases if bias is not None}
     free = [
         bias

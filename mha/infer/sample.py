@@ -138,10 +138,9 @@ def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
 
 
 def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int]]:
-    """Return `count` rows (batch item, query) of different outputs, from items with few keys.
+    """Return `count` rows (batch item, query) of different outputs, from the batch items with the fewest keys.
 
-    Items with the fewest keys come first, until there are enough rows and one more item would exceed `keys` keys in
-    all.
+    Items are added until they have enough rows, and then as long as they have at most `keys` keys in all.
     """
     rows = [row for row in observed.usable_rows if row[2] > 1] or observed.usable_rows
     of_item = {item: max(row[2] for row in rows if row[0] == item) for item in {row[0] for row in rows}}

@@ -71,7 +71,7 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return indices (n, misfit.ndim) of the misfits below the cutoff, at most KEPT, or else of the smallest."""
+        """Return indices (n, misfit.ndim) of the KEPT smallest misfits below the cutoff; if none is, of the least."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]

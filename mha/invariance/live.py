@@ -139,7 +139,7 @@ class Live:
         return sum(int(np.prod(shape)) for shape in self.shapes) > LARGE
 
     def fresh(self) -> Live:
-        """Return a copy in the state before any call; the same object if it can't be copied."""
+        """Return a Live with a copy of the model as it was before any call; this object if it can't be copied."""
         if self.hooks is None or self.large or self.compiled is not None:
             return self
         try:

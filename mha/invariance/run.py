@@ -94,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return all relations to test on a model; those on masks or switches once for each mask or switch argument."""
+    """Return all relations to test on a model; one on masks (or switches) is there for each argument of that kind."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]
@@ -353,7 +353,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return (name of the argument that makes calls causal, name of one that should but does not), each or None."""
+    """Return the names of (an argument that makes calls causal, one that should but does not), or None for each."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

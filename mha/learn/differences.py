@@ -193,7 +193,7 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
 
 
 def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence on where the wrong numbers are that holds in all cases; "" if there is none."""
+    """Return a sentence that says where the wrong numbers are, if one is true of all cases; else ""."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()

@@ -73,7 +73,7 @@ SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
 
 
 def of_error(error: str, sizes: Mapping[str, int]) -> str:
-    """Return an addition to an error message: which two axes don't fit, or NumPy's other name; "" if none is needed.
+    """Return words to add to an error message, such as which two axes don't fit; "" if there are none.
 
     Args:
         error: the message of the error.

@@ -62,7 +62,7 @@ class Change:
 
 @cache
 def changes(exercise: StepExercise) -> tuple[Change, ...]:
-    """Return every change of one argument in one case of the exercise that changes the right answer."""
+    """Return a Change for every way to change one argument of one case so that the right answer is another."""
     right, found = right_function(exercise), []
     for number, place in enumerate(bench(exercise).places):
         for index, (value, given) in enumerate(zip(exercise.arguments, place.arguments, strict=True)):
@@ -229,9 +229,9 @@ SOUGHT = -np.unique([*range(0, 100_000, 125), *_WRITTEN])
 
 
 def fills(exercise: StepExercise, run: Run) -> tuple[Candidate, ...]:
-    """Return the mistakes of a masked softmax that uses a finite number in place of -inf, with that number.
+    """Return (sentence, function) of two mistakes: a finite number replaces masked scores, or is added to them.
 
-    In a row of one allowed and one masked key, the ratio of the two weights tells the difference of the scores.
+    The number is measured: in a row of one allowed and one masked key, the ratio of the two weights tells it.
     """
     if exercise.parameters != ("scores", "allowed") or exercise.covers != ("weights",):
         return ()

@@ -199,8 +199,8 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
     """Return a bool array, True where a bug's array and a learner's (`other`) are equal within rounding.
 
-    Errors above `allowed` are accepted, since that bound was computed without the bug. A row (last axis) of `other` may
-    have more NaNs than the row of `array`, if that has any; not with `strict`.
+    Errors somewhat above `allowed` are accepted, since that bound was computed without the bug. Unless `strict`, an
+    element of `other` may also be NaN if the same row (last axis) of `array` has a NaN anywhere.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))
@@ -243,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate whose function gives the same answers of wrong shape; "" if none."""
+    """Return the sentence of the first candidate whose function gives these answers, shapes too; "" if none does."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

@@ -30,7 +30,7 @@ def back(array):
 
 
 def interleaved(q, k, v, *, bias=None, lengths=None):
-    """Return the output of two interleaved operators, with bias and softmax (masked by `lengths`) between them."""
+    """Return attention by two interleaved_matmul operators, with bias and softmax, masked by `lengths`, in between."""
     batch, heads, queries, width = q.shape
     if v.shape[3] != width:
         raise CannotExpress("values of another width")

@@ -68,7 +68,7 @@ def multi_head(q, k, v, *, bias=None, causal=False, scale=None, lengths=None):
 
 
 def group_query(q, k, v, *, causal, bias=None, scale=None, softcap=None, window=None, sinks=None, lengths=None):
-    """Return the output of GroupQueryAttention. The last Lq keys and values are its new ones, the others its cache."""
+    """Return the output of GroupQueryAttention. It gets the last Lq keys and values as new, the others as cache."""
     if q.shape[3] % 8 or v.shape[3] != q.shape[3]:
         raise CannotExpress("heads whose width is no multiple of 8, or values of another")
     past = k.shape[2] - q.shape[2]

@@ -97,7 +97,7 @@ def quickly_compiled() -> Iterator[None]:
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
     """Return (the model that `spec` names; the function that made it, or None; its inputs, or None).
 
-    If that function returns (model, inputs), a function that returns the model alone takes its place.
+    If the function that made it returns (model, inputs), the second item is a function that returns the model alone.
     """
     from conformance.subjects.answers import place
     from conformance.subjects.in_time import TookTooLong, in_time

@@ -38,9 +38,9 @@ class ReplayOptions(Reported, Apart):
 def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 
-    What was recorded is judged under the bound of its dtype, and so is every backend and subject; the two
-    are then at most the sum of their bounds apart, although they never ran in one environment. Without
-    --backend and --subject, every installed backend is run.
+    The recorded outputs, and those of every backend and subject, may differ from the reference by the bound of
+    their dtype. So recorded and new outputs differ by at most the sum of two bounds, without ever running in one
+    environment. Without --backend and --subject, every installed backend is run.
 
     Exit status: 0 equal; 1 different; 2 could not run, or a module that looks like attention was not recorded.
     """

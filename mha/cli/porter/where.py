@@ -69,7 +69,7 @@ def where(asked: WhereOptions) -> None:
     ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
     modules: the first difference in inputs, mask, settings, weights or outputs shows, and what each layer has wrong.
 
-    Exit status: 0 equal; 1 a module is wrong, or nothing judged the model, all that it gives or a module's parameters;
+    Exit status: 0 equal; 1 a module is wrong, or an output of the model or a module's parameters were not judged;
     2 could not run, or nothing was judged.
     """
     from mha_core.files.mistaken import names_code, spec_meant

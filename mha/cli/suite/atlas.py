@@ -37,7 +37,7 @@ def atlas(asked: AtlasOptions) -> None:
     An engine is onnxruntime's operator, MLX's function and so on; docs/atlas.md lists them, with what was found. Each
     answers small questions and is judged by the test vectors that it can take, in a process of its own.
 
-    Exit status: 0 asked; 1 something is another than in --diff; 2 none could be asked.
+    Exit status: 0 done; 1 an answer differs from the one in the file --diff; 2 no engine could be asked.
     """
     from conformance.workers.interpreters import Settings, interpreters
     from mha.atlas.engine import ENGINES, engines

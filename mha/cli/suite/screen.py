@@ -360,9 +360,9 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return a list with at most one line: what all wrong calls of one subject (a layer under test) share.
+    """Return [a line on the features that all wrong calls of one subject (a layer under test) have], or [].
 
-    The list is empty unless each wrong call is in a sequence of calls and is wrong in a newly made layer too.
+    It is [] unless every wrong call is part of a sequence of calls, and is also wrong as the only call of a new layer.
 
     Args:
         cases: all cases and sequences of calls that the subject was given.

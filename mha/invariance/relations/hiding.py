@@ -240,9 +240,9 @@ def _idle(trial: Trial, known: Known, mask: Mask) -> Pair:
 
 
 def idle_rows(known: Known) -> list[Relation]:
-    """Return a Relation for each mask argument that had no effect in calls.
+    """Return a Relation for each mask argument that changed no output when it was tried.
 
-    The mask of padding is left out, since it has relations of its own.
+    It says that content at masked positions changes no other position. The padding mask has other relations.
     """
     found = []
     for mask in known.masks:

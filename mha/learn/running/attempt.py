@@ -194,7 +194,7 @@ class Beginning(io.StringIO):
 
 
 def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Callable[..., Any]:
-    """Import a file anew, and return its function `name`. Raises Unfit without one that takes these parameters."""
+    """Import a file anew, and return its function `name`. Raises Unfit if none is there, or it has other parameters."""
     file = Path(path)
     wanted = name if parameters is None else f"{name}({', '.join(parameters)})"
     if not file.is_file():
