@@ -83,7 +83,7 @@ def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]
 
 
 def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | None) -> bool:
-    """Return whether the call at position `inner` was made during the call at `outer`, or is the same call."""
+    """Return whether the call at position `inner` was made during the call at position `outer`, or is the same call."""
     while inner is not None and inner > outer:
         inner = calls[inner].within
     return inner == outer
@@ -134,10 +134,9 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the names of the port's modules with own parameters that only the judgement on the whole model covers.
+    """Return names of the port's modules with parameters of their own that no verdict but the whole model's covers.
 
-    A module without an original is left out if the original has all its parameters elsewhere (such as a position
-    table).
+    A module without an original (such as a position table) is left out if the original has its parameters elsewhere.
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:

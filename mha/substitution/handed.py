@@ -207,8 +207,8 @@ def sides_of_wrong(
 ) -> dict[str, Handing]:
     """Return a dict: name of a wrong module -> a Handing, on whether its attention function is wrong or its inputs.
 
-    Only modules are keys of which both the whole layer and its attention function were recorded. If the function itself
-    is wrong, `apart` begins with "function".
+    A module is left out unless its layer and its attention function were both recorded. If the function itself is
+    wrong, `Handing.apart` begins with "function".
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, Handing] = {}
@@ -257,8 +257,8 @@ def with_makers_of_masks(
 ) -> WhereReport:
     """Return the report with a wrong mask blamed on the module that makes it, not on one that only passes it on.
 
-    This concerns modules whose attention function gets a wrong mask, but otherwise the original's arguments. The maker
-    is the innermost module around that does not get this mask as an input; there is none if the model itself gets it.
+    This concerns modules whose attention function differs from the original's in its mask alone. The module that makes
+    the mask is the innermost one around that does not get it as an input; none is blamed if the model itself gets it.
     """
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():

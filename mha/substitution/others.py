@@ -52,7 +52,7 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """Yield the key path of each of the port's outputs `gave` that equals no integer or bool array in `own`."""
+    """Yield the key path of each output of the port (`gave`) that equals no integer output of the original (`own`)."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
@@ -110,7 +110,7 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
     """Return a sentence that says what `got` is, and what `right` is, in terms of known arrays; None if not known.
 
-    Each of the two must equal exactly one known array, or one sum of two known arrays.
+    `got` and `right` must each equal exactly one known array, or exactly one sum of two known arrays.
 
     Args:
         what: the array, in words.

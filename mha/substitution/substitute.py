@@ -266,7 +266,7 @@ class Substitution:
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return key path -> output of the original's module in float64, run without replaced parts; after `judge`."""
+        """Return key path -> float64 output of the original's module, without replaced parts. Call `judge` first."""
         return self._alone.exact
 
     @property
@@ -335,7 +335,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """Return key path of the original's output -> the port's output that corresponds to it; after `judge`."""
+        """Return key path of each of the original's outputs -> the port's output for it. Call `judge` first."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
@@ -405,7 +405,7 @@ class Substitution:
         }
 
     def turned(self) -> dict[Place, NDArray] | None:
-        """Return the inputs with their batch items in another order; None unless they share a batch of several."""
+        """Return the inputs with their batch items in another order; None if they have no common batch of 2 or more."""
         sizes = {array.shape[0] for array in self.call.given.values() if array.ndim > 1}
         if (
             len(sizes) != 1

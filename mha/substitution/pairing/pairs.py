@@ -50,7 +50,7 @@ class Module:
 class Pairs:
     """A pairing of two models' modules. `found`: position in the original -> position in the port.
 
-    `how`: position in the original -> rule. `inside_ports`: position in the port -> positions of the submodules.
+    `how`: position in the original -> rule for its pair. `inside_ports`: position in the port -> submodules' positions.
 
     Args:
         originals, ports: the modules of the two models.
@@ -90,9 +90,9 @@ class Pairs:
                     return
 
     def others_for(self, port: int) -> list[int]:
-        """Return positions of unpaired modules of the original that would suit the port's module at `port` too.
+        """Return positions of unpaired modules of the original that the port's module at `port` could be paired with.
 
-        They are around or inside its original, and have its parameters and output shapes.
+        They are around or inside its present partner, and have its parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -113,8 +113,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs for modules with equal shapes that the two models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Pairs stay as they are for
-        modules with submodules, modules inside a pair found by parameters, and names that pair in other layers.
+        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Pairs stay if the modules have
+        submodules, are inside a pair found by parameters, or have names that are paired in other layers too.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -131,10 +131,9 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return new pairs for submodules of the module `port` that the two models call in different orders.
+        """Return new pairs, a dict for each group of submodules of `port` that the models call in different orders.
 
-        Each dict is for one group of direct submodules with as many parameters and the same output sizes. Submodules
-        that have submodules don't count.
+        A group has direct submodules of equal parameter count and output sizes that have no submodules themselves.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:
@@ -166,7 +165,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return new pairs for direct submodules, themselves with submodules, that are called in another order."""
+        """Return new pairs for those direct submodules with submodules that the two models call in different orders."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]

@@ -52,7 +52,7 @@ class Blame(Parts):
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
         """Return the verdict on a module with wrong code of its own, or blame its submodules for that.
 
-        Submodules are blamed if they have no original, so that their code counted as the module's, and are wrong.
+        Wrong submodules without an original are blamed. Until then their code counted as the module's own.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -113,7 +113,7 @@ class Blame(Parts):
         Args:
             part: position of the submodule.
             around: the module around it, in words.
-            beside: the name of the activation by which it differs from its original; None if there is none.
+            beside: the name of the activation that only it or only its original applies; None if there is none.
             right: whether the module around is right with the submodule as it is.
             together: whether that module is right only with several such submodules together.
         """
@@ -129,7 +129,7 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
-        """Clear wrong submodules whose differences others compensate, and return their positions.
+        """Take back "wrong" from submodules whose differences are compensated elsewhere; return their positions.
 
         Args:
             port: position of the module around them.
@@ -193,9 +193,9 @@ class Blame(Parts):
     def leave_open(self) -> None:
         """Change "wrong" to "not judged" for modules that can only be judged when others are corrected.
 
-        Such a module has other parameters than its original, which wrong code around it may compensate. Or it comes
-        after a wrong module, and either has more outputs than its original, or is written like another module of its
-        class that is right together with the code around it.
+        Such a module may have other parameters than its original, which wrong code around it may compensate. Or it
+        comes after a wrong module, and has more outputs than its original. Or it comes after one, and another module
+        of its class is right together with the code around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -303,8 +303,8 @@ class Blame(Parts):
     def blame_for_masks(self, port: int) -> bool:
         """Blame submodules that read masks with the opposite meaning of True; return whether there are any.
 
-        This is for a wrong module with right code and right submodules. Such a submodule is right on its own, as True
-        may allow a key or exclude it. It is blamed if other modules of its class read masks like the original.
+        `port` is a wrong module whose code and submodules are judged right. A submodule by itself is right with either
+        meaning of True. It is blamed here if other modules of its class read masks like the original.
         """
         found = False
         for one in self.inside[port]:

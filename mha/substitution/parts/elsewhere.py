@@ -59,9 +59,9 @@ class Elsewhere:
 
     Attributes:
         taken: positions of the submodules that get the port's outputs in that run, so that most outputs agree.
-        agreeing: positions of the other submodules whose outputs then agree.
-        causes: positions of the wrong modules in `taken` or around one in `taken`; [] unless all outputs of the module
-            then agree.
+        agreeing: positions of the other submodules whose outputs agree in that run.
+        causes: positions of the wrong modules in `taken` or around one in `taken`; [] if not all outputs of the module
+            agree in that run.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
@@ -133,8 +133,8 @@ class Elsewhere:
     def are_explained(self, places: Iterable[Place]) -> bool:
         """Return whether `causes` explain all wrong arrays at these key paths.
 
-        They explain the module's outputs, and the inputs of each submodule that comes after the causes, is in
-        `agreeing`, or contains only submodules in `agreeing`.
+        They explain the module's outputs. They also explain the inputs of a submodule if it comes after them, is in
+        `agreeing`, or contains only such submodules.
         """
         if not self.causes:
             return False

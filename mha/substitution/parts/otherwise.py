@@ -37,9 +37,9 @@ class Division(NamedTuple):
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
     """Return the Division of the submodules `wrong`: which are right together with the code around them.
 
-    The original's module runs with the port's output of a submodule, then with the original's. The submodule is right
-    if some array differs from the port's only in the first run, and none only in the second. (With one that is really
-    wrong, the first run gives the port's arrays.) Other mistakes show in both runs.
+    The original's module runs with the port's output of a submodule, then with the original's. If some array differs
+    from the port's in the first run alone, and none in the second alone, the port's code around the submodule makes up
+    for it. (A submodule that is really wrong gives the port's arrays in the first run.)
 
     Args:
         run: a function: {position of a submodule: what replaces its output} -> judgements on the module's calls, or

@@ -35,7 +35,7 @@ class Parts:
     Attributes:
         results: position of a module -> the verdict on it.
         ready: position of a judged module -> (its calls as Substitutions, the calls' positions in both models).
-        beside: position of a wrong module -> the activation by which it differs from its original.
+        beside: position of a wrong module -> the activation (such as ReLU) that only it or only its original applies.
         own_masks: positions of modules that were judged with the masks of the original's own run.
         other_masks: positions of modules that were judged with the meaning of True in masks reversed.
         padding: position of a module -> bool (B, L), True at padding.
@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the submodules of `port` that are judged (or are not), except those inside a judged submodule."""
+        """Return the submodules of `port` that are judged (False: are not), except those inside a judged submodule."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -99,8 +99,8 @@ class Parts:
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
         """Return the wrong submodules of a right module, if they compensate one another; else ().
 
-        They do if one of them alone makes the module wrong. An example are query and key matrices with their rows in
-        the same new order. If none of them changes the module's outputs, the result is ().
+        They do if the outputs differ when only one of them replaces its original. For example, the rows of query and
+        key matrices may have the same new order. If no single one changes the outputs, the result is ().
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -189,7 +189,7 @@ class Parts:
         return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
 
     def activation_of(self, ready: Ready) -> Beside | None:
-        """Return the activation by which a wrong module differs from its original in every call, or None."""
+        """Return the activation (such as ReLU) that only a module or only its original has, in all calls; or None."""
         found = []
         for one in ready if all(one.leaf for one in ready) else ():
             known = Known(list(one.given_all().values()), one.parameters(), numbers_of_module(one.held))

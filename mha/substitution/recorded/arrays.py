@@ -50,7 +50,7 @@ EQUAL = Apart(0.0, 0.0, Worst())
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-    """Return the Apart of `b` from `a` where `counts` is True. NaN differs infinitely from any number but NaN."""
+    """Return the Apart (difference) of two arrays where `counts` is True; infinite if only one number is NaN."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     if not a.size:
         return EQUAL
@@ -67,7 +67,7 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 
 def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
-    """Return the smallest root mean square of b - a in any slice along an axis but the last, where `counts` is True.
+    """Return the least root mean square of b - a (where `counts` is True) of all slices along all axes but the last.
 
     >>> least_slice(np.zeros((2, 3)), np.array([[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]]))
     0.0
@@ -110,7 +110,7 @@ class Allowance:
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-        """Return the Apart of `b` from `a` where `counts` is True; EQUAL if they are equal in `dtype`."""
+        """Return the Apart (difference) of two arrays where `counts` is True; EQUAL if they are equal in `dtype`."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:

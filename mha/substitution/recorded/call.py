@@ -282,8 +282,8 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
     """Return the Worst: the element where the two outputs differ most, relative to the allowed difference.
 
-    The allowed difference is the sum of both error bounds and `drift` (B, Lq, Do), the effect of allowed differences in
-    the inputs. None: no such effect.
+    The allowed difference is the sum of both error bounds and of `drift` (B, Lq, Do; None for 0), which is how much
+    allowed differences in the inputs change the outputs.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
     return worst(a.output, b.output.astype(np.float64), slack, rows)

@@ -83,8 +83,8 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
     """Return the verdict on the final outputs of two layers; None if neither has code after its output projection.
 
-    The final output of a layer without such code is that of its output projection. If the two can't be compared, the
-    result is None too, and `before.open` gets an entry.
+    The final output of a layer without such code is that of its output projection. If the outputs can't be compared,
+    the result is None too, and `before.open` gets an entry.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]

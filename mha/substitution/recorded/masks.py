@@ -39,7 +39,7 @@ def mask_differences(
     """Return (differences of the port's mask from the original's, notes on differences without effect).
 
     Two masks are equal if every query may attend to the same keys, with the same bias. So lengths may equal a bool
-    array, and -inf False. A large negative bias excludes a key if the key's weight becomes exactly 0.
+    mask, or a bias of -inf. A large negative bias excludes a key if the key's weight becomes exactly 0.
 
     Args:
         a, b: the reference's answers to the original's call and to the port's; both calls have the same shapes.

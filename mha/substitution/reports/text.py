@@ -121,7 +121,7 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
-    """Yield a line on each bug that these inputs can't show; for 16 bits, also on the smallest visible mistake.
+    """Yield a line on each bug that these inputs can't show; for 16-bit dtypes, also on the smallest visible mistake.
 
     Args:
         report: what was found.
