@@ -280,7 +280,7 @@ def entry_of(
     seconds: float,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Entry:
-    """Return one engine's findings from all questions and the test vectors `some`; or why the engine can't run."""
+    """Return an Entry: one engine's answers to all questions and to the vectors `some`, or why it can't run."""
     today = date.today().isoformat()
     try:
         asker = Asker(engine, settings, seconds)

@@ -81,7 +81,7 @@ class Hypothesis:
         return self.rotary is not None
 
     def rows(self, role: str) -> NDArray:
-        """Return ints (heads, width): where each head's rows stand in the projection or bias `role`, such as "bq"."""
+        """Return ints (heads, width): each head's rows in the array of the projection or bias `role`, such as "bq"."""
         part: Slice = getattr(self, role)
         return part.read(*self._split(role))
 

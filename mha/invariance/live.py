@@ -37,7 +37,7 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that returns the model alone of `both`, which returns (model, inputs).
+    """A function that calls `both`, which returns (model, inputs), and returns the model alone.
 
     Its attribute `inputs` has the inputs of the first call of `both`.
     """

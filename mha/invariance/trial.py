@@ -115,7 +115,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return name -> input sequence: positions `start` to `stop` of `items`. Default: those of the trial's size."""
+        """Return name -> input sequence: positions `start` to `stop` of `items`. Default: all of the trial's size."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop

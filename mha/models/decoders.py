@@ -183,7 +183,7 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Return (config, canonical weights) of a layer; its module is run to check that both describe it.
+        """Return (config, canonical weights) of a layer, after a run of its module has shown that they describe it.
 
         Args:
             arrays: name in the file -> array, of the layer and of the constants beside it.

@@ -173,7 +173,7 @@ def strange_setting(config: Mapping[str, Any], name: str) -> str:
     """Return a sentence about the first key of a config that may change what attention computes; "" if none does.
 
     Args:
-        config: the content of config.json.
+        config: the content of config.json. A head_dim is harmless if it is hidden_size / num_attention_heads.
         name: its `model_type`, one of `mha.models.families.MODEL_TYPES`.
 
     >>> strange_setting({"hidden_size": 12, "pooler_type": "first", "soft_cap": 30.0}, "bert")

@@ -48,7 +48,7 @@ CROSS = ("crossattention", "encoder_attn")
 
 @dataclass(frozen=True)
 class Standing:
-    """A verdict on a layer: `word` is "proved", "known" or "moved" (not known); `causal`: whether its calls are."""
+    """A verdict on a layer: `word` is "proved", "known" or "moved" (not known); `causal`: whether calls are causal."""
 
     word: str
     why: str
@@ -300,7 +300,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """Return the metadata by which a later `mha convert` of the written file knows these standings."""
+    """Return metadata for the written file, from which `mha convert` later reads if a layer is proved or known."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}

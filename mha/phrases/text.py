@@ -33,7 +33,7 @@ def recorded() -> dict[str, Any]:
 
 
 def verdict(found: Mapping[str, Sequence[float]]) -> str:
-    """Return in words how near a layer's results are to the definition's, from dtype -> (error / allowed, error).
+    """Return in words how near a layer's results are to the definition's. `found`: dtype -> (error / allowed, error).
 
     >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
     'equal in float32, off by 2e-08 in float64'
@@ -85,7 +85,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return what the code for a concept does not say; if there is no code, what is missing."""
+    """Return words to add to the code for a concept; if the framework lacks the concept, words on what is missing."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -137,7 +137,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield a line for each known deviation, but not for those of other versions of an installed package."""
+    """Yield a line for each known deviation; if the package is installed, only for those of the installed version."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

@@ -42,7 +42,7 @@ class LoadedArrays:
 
     Attributes:
         held: name of a parameter -> name of the array in the file from which it was cast. For a parameter that joins
-            several arrays: the name of each array -> the same name.
+            several arrays: the name of each of these arrays -> itself.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
         left: names of the arrays and files that the user said to ignore.

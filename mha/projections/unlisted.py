@@ -33,7 +33,7 @@ class Unlisted:
 
     Attributes:
         layers: the layers that were found.
-        refused: name of a layer whose submodules have the usual names -> why it is not recorded all the same.
+        refused: name of a layer -> why it is not recorded, although its submodules have the usual names.
         turning: name of a layer with rotary positions -> why the layer is not recorded.
     """
 
@@ -201,7 +201,7 @@ class Unlisted:
 
     @property
     def notes(self) -> list[str]:
-        """Return lines on masks without effect, on fully masked rows that were not compared, and the note `beyond`."""
+        """Return lines on masks without effect, on fully masked rows that were not compared, and what `beyond` says."""
         idle = [f"{one} of {layer.name or 'the model itself'}" for layer in self.layers for one in sorted(layer.idle)]
         bare = [layer for layer in self.layers if layer.without_key]
         rows, names = sum(layer.without_key for layer in bare), [layer.name or "the model itself" for layer in bare]

@@ -43,7 +43,7 @@ class Judgement:
 
 
 def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
-    """Return the Judgement of a trace (all intermediate arrays of a call in `dtype`), compared with the reference's."""
+    """Return the Judgement (errors) of a trace (all intermediate arrays of a call), compared with the reference's."""
     assert trace.output is not None
     assert wanted.trace.output is not None
     error = float(np.abs(trace.output - wanted.trace.output).max(initial=0.0))

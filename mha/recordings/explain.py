@@ -294,8 +294,8 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
     """Return `found` without the explanations that the weights in the layers rule out.
 
-    If a layer computes attention correctly with its own weights, only its projections can be wrong. If it has no biases
-    of queries, keys and values, exchanged projections equal exchanged weights, and only one of both stays.
+    If a layer computes attention correctly with its own weights, only its projections can be wrong. Without biases of
+    queries, keys and values, exchanged projections can't be told from exchanged weights: one explanation stays.
 
     Args:
         found: explanations of the calls, judged by the original's weights.

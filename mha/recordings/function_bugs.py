@@ -353,6 +353,6 @@ def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
 
 
 def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs that show where a bias is the dtype's lowest number, as `finfo.min`; () if it is so nowhere."""
+    """Return the bugs that only a bias of the dtype's lowest number (`finfo.min`) shows; () if no call has one."""
     biases = [call.inputs.mask.bias for call in recording.calls]
     return (LOWEST_BUG,) if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

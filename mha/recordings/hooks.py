@@ -44,7 +44,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Parts, Protocol):
-    """An interface of a module that records a framework; entry points of the group "mha.capture" name such modules."""
+    """A protocol for the Python module that records a framework; an entry point of the group "mha.capture" names it."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -60,7 +60,7 @@ class Hooks(Parts, Protocol):
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Return (names of the direct submodules with parameters, a function without arguments).
 
-        The function returns the `id` of each module inside. It is None if each call makes new modules (Flax linen).
+        The function returns the `id` of each module inside. If each call makes new modules (Flax linen), it is None.
         """
 
     def watch(

@@ -81,10 +81,10 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler that intercepted calls of an attention function go to; it computes them by another function.
+    """Return a handler for intercepted calls of attention functions, which computes each of them in another way.
 
     Args:
-        prepare: (config, dtype) -> that other function, which takes inputs and returns a Trace (all results).
+        prepare: (config, dtype) -> the function that computes them: it takes inputs and returns a Trace (all results).
         but: names of modules whose calls keep the model's own function.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}

@@ -55,7 +55,7 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Return whether a bug (`state`: the run with it) makes some recorded output exceed its error bound."""
+    """Return whether a run of the reference with a bug (`state`) exceeds the error bound of some recorded output."""
     return shows.first_stage(state) is not None
 
 

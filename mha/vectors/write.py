@@ -180,7 +180,7 @@ class Revealing:
         self._last: tuple[object, set[Bug]] = (), set()
 
     def of(self, vector: Vector, wanted: Expected) -> dict[str, list[int]]:
-        """Return the positions of bugs that make the reference exceed an allowed error.
+        """Return the positions (in `bugs`) of the bugs that make the reference exceed an allowed error in this vector.
 
         The key "output" has bugs that show in the output, "gradients" those that show in gradients alone.
         """

@@ -39,8 +39,8 @@ def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 
     The recorded outputs, and those of every backend and subject, may differ from the reference by the bound of
-    their dtype. So recorded and new outputs differ by at most the sum of two bounds, without ever running in one
-    environment. Without --backend and --subject, every installed backend is run.
+    their dtype. Recorded and new outputs that pass then differ by at most the sum of two bounds, even if they were
+    computed in different environments. Without --backend and --subject, every installed backend is run.
 
     Exit status: 0 equal; 1 different; 2 could not run, or a module that looks like attention was not recorded.
     """

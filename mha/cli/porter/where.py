@@ -64,7 +64,7 @@ def where(asked: WhereOptions) -> None:
 
     RECORDING is a file that mha.capture(port, FILE, modules=True) wrote. ORIGINAL is the live model: "minilm", a folder
     as `mha port` takes it, or MODULE:NAME, a model or a function without arguments that returns one. Errors
-    of earlier modules cancel, so every wrong module shows at once.
+    of earlier modules don't count, so every wrong module shows at once.
 
     ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
     modules: the first difference in inputs, mask, settings, weights or outputs shows, and what each layer has wrong.
@@ -134,7 +134,7 @@ def is_ours(name: str) -> bool:
 
 
 def original_named(spec: str) -> Any:
-    """Return the model that `spec` names: a model of `mha port`, a MODULE:NAME, or the result of calling that."""
+    """Return the model that `spec` names: one that `mha port` knows, or MODULE:NAME, a model or a function (called)."""
     from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
     from mha.port.model import load_trained

@@ -163,7 +163,7 @@ def in_folder(exercise: Exercise, folder: Path) -> Exercise:
     """Return the exercise if its file is in the folder.
 
     Raises:
-        SpecError: the folder lacks this file, or all files of exercises.
+        SpecError: the folder has no file of any exercise, or lacks this one.
     """
     if not (folder / exercise.file).is_file():
         there(folder)

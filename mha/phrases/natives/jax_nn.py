@@ -10,7 +10,7 @@ from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_ax
 
 
 class JaxDotProductAttention(Native):
-    """A Native: jax.nn.dot_product_attention, a function of split heads (B, L, heads, d) without parameters."""
+    """A Native (a framework's attention): jax.nn.dot_product_attention of heads (B, L, H, d), without parameters."""
 
     id = "jax-nn"
     path = "jax.nn.dot_product_attention"

@@ -12,7 +12,7 @@ AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
 
 
 class LinenMultiHeadDotProductAttention(Native):
-    """A Native: linen's module, whose parameters are not in the module but in a dict."""
+    """A Native (a framework's attention): linen's module, whose parameters are not in the module but in a dict."""
 
     id = "linen"
     path = "flax.linen.MultiHeadDotProductAttention"

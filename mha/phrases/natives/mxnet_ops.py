@@ -10,7 +10,7 @@ from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom
 
 
 class MxnetInterleaved(Native):
-    """A Native: MXNet's interleaved operators, from which Sockeye and GluonNLP build their layers."""
+    """A Native (a framework's attention): MXNet's interleaved operators, of which Sockeye and GluonNLP build layers."""
 
     id = "mxnet"
     path = "mxnet.nd.contrib.interleaved_matmul_encdec_qk"
