@@ -104,7 +104,7 @@ class Backend(ABC):
         return ("eager",)
 
     def default_paths(self) -> tuple[str, ...]:
-        """Return the paths that are checked by default: the first of `paths`, and "fast" if it is there."""
+        """Return the paths that are checked by default: the first of `paths`, and "fast" if that is among them."""
         first, *others = self.paths()
         return (first, "fast") if "fast" in others else (first,)
 

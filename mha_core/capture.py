@@ -90,7 +90,7 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Read a call of this project's own layer, whose arguments are named as in the definition."""
+    """Return a call of this project's own layer as a ReadCall; `arguments` are named as in the layer's call."""
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
         name: value if isinstance(value, plain) else to_array(value)
@@ -124,7 +124,7 @@ def d2l_call(
     num_heads: int,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Read a call of d2l.ai's layer, `(queries, keys, values, valid_lens)`, whose weights are (B * H, Lq, Lk)."""
+    """Return a call of d2l.ai's layer as a ReadCall. `folded_weights`: the attention weights (B * H, Lq, Lk)."""
     config, weights = layouts.get(layout).read(arrays, num_heads=num_heads)
     queries, keys, values, *more = (None if value is None else value for value in arguments.values())
     lens = None if not more or more[0] is None else as_lens(to_array(more[0]))
@@ -198,7 +198,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) where `choose(name, module)` gives one; skip submodules unless `adapter.open`."""
+    """Yield (name, module, adapter) where `choose` gives an adapter; skip its submodules unless `adapter.open`."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

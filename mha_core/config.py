@@ -56,7 +56,7 @@ Kept = TypeVar("Kept")
 
 
 class Given(Generic[Said, Kept]):
-    """A descriptor type for fields of a config: a `Said` is assigned, and a `Kept` is read (both type parameters).
+    """A descriptor type for config fields that are assigned as one type (`Said`) and read as another (`Kept`).
 
     Only type checkers see a descriptor. At run time the field holds the value itself.
     """
@@ -93,8 +93,7 @@ class AttentionConfig:
         value_head_dim: dv, width of a value head. Default: head_dim.
         query_dim, key_dim, value_dim, output_dim: input and output widths. Default: embed_dim.
         bias: one bool for all four projections, or a choice for each (see ProjectionBias).
-        score: "scaled_dot" (q.k * scale), "dot" (q.k), or "additive" (w . tanh(A q + C k),
-            arXiv:1409.0473).
+        score: "scaled_dot" (q.k * scale), "dot" (q.k), or "additive" (w . tanh(A q + C k), arXiv:1409.0473).
         scale: factor of "scaled_dot". Default: 1 / sqrt(head_dim) (arXiv:1706.03762, section 3.2.1).
         score_dim: S, width of the additive score's hidden layer. Default: head_dim. Only "additive".
         softcap: c, which bounds the scores smoothly: c * tanh(score / c), after scaling and before the

@@ -87,7 +87,7 @@ class Feature:
 
 
 def finite_bias(bias: NDArray) -> NDArray:
-    """Return the additive bias in its own shape with 0 in place of -inf, which the mask of keys already expresses."""
+    """Return the additive bias in its own shape with 0 in place of -inf, as the bool mask excludes those keys."""
     return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 

@@ -169,8 +169,8 @@ class AttentionCall:
 
     Args:
         name, module: the calling module's name in the model, and the module itself; "" and None if unknown.
-        read: copies the arguments (SpecError if it can't) and returns a function: result of the call -> Handover.
-            If the result is unknown, it takes None.
+        read: copies the arguments, or raises SpecError. It returns a function: the call's result (None if it is
+            unknown) -> Handover (arguments and result in NumPy).
         run: calls the function and returns its result.
         give: converts a NumPy output (B, H, Lq, dv) to the form in which the function returns its own.
     """
@@ -182,7 +182,10 @@ class AttentionCall:
     give: Callable[[NDArray], Any]
 
     def recorded(self, seen: Callable[[str, Any, Handover | SpecError], None]) -> Any:
-        """Run the function, pass name, module, and a Handover or SpecError to `seen`, and return its result."""
+        """Run the function, call `seen(self.name, self.module, handover)`, and return the function's result.
+
+        `handover` is the Handover (arguments and result in NumPy), or a SpecError if they could not be read.
+        """
         try:
             with_result = self.read()
         except Exception as error:  # of arguments that are not what the function takes, which it says itself
@@ -207,7 +210,7 @@ def _as_spec(error: Exception) -> SpecError:
 def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
     """Return a context in which `wrapped` replaces a function under all its names in imported modules.
 
-    Default arguments and attributes of objects still hold the function itself.
+    Default arguments and attributes of objects still hold the original function.
     """
     found: list[tuple[Any, str]] = []
     for module in list(sys.modules.values()):

@@ -67,11 +67,10 @@ def stage_shapes(config: AttentionConfig, batch: int, query_len: int, key_len: i
 class Trace:
     """The result of one run: the seven stages as NumPy arrays, and gradients where they were asked for.
 
-    A stage that an implementation does not expose is None. `gradients` is None unless the inputs
-    carried a cotangent; its names are `queries`, `keys` and `values` (the layer's inputs, in their
-    shapes), `past_keys` and `past_values` (if any), `bias` (the mask's additive bias, if any) and every
-    canonical weight. `scores` is meaningful only
-    where attention is allowed.
+    A stage that an implementation does not expose is None. `scores` is meaningful only where attention is allowed.
+    `gradients` is None unless the inputs had a cotangent. Its names are `queries`, `keys` and `values` (the layer's
+    inputs, in their shapes), `past_keys` and `past_values` (if any), `bias` (the mask's additive bias, if any) and
+    those of all weights.
     """
 
     queries: NDArray | None = None

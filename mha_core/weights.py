@@ -225,8 +225,7 @@ def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights
     """Return config and weights from a file that `save_weights` wrote.
 
     Raises:
-        SpecError: the file is not safetensors, is truncated, holds no config, or its arrays do
-            not fit the config.
+        SpecError: the file is not safetensors, is truncated, holds no config, or its arrays do not fit the config.
         FileNotFoundError: there is no such file.
     """
     arrays, metadata = read_tensors(path)

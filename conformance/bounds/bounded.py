@@ -214,9 +214,9 @@ class Rounding:
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
         """Return the bound (..., m, k) on `errors @ factors`, for errors (..., m, n) of unknown signs.
 
-        The worst case is the sum of all magnitudes. If `probabilistic`, it is the larger of two sums: of independent
-        errors (the root of the sum of squares, in which c equal errors count c times: Cauchy and Schwarz), and of
-        errors of one cause (which add up with the signs of the factors).
+        In the worst case it is the sum of all magnitudes. If `probabilistic`, it is the larger of two sums. Independent
+        errors add up by their squares; c equal errors count c times each (Cauchy and Schwarz). Errors of one cause
+        have the same sign, and add up with the signs of the factors.
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])

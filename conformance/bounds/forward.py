@@ -136,8 +136,8 @@ def _any_key(own: NDArray) -> NDArray:
 def heads(b: Bounds) -> Bounded:
     """(B, H, Lq, dv): the error bound of the output o of each head, weights @ values.
 
-    An error in weight j is multiplied by |v_j - o|, because moving weight between equal values changes nothing. The
-    error that all weights of a row share is a factor of o.
+    An error in weight j is multiplied by |v_j - o|, because moving weight between equal values changes nothing. An
+    error that all weights of a row have in common is multiplied by |o|.
     """
     state, r = b.state, b.rounding
     values = b.heads_of("values")

@@ -99,7 +99,7 @@ class Precision:
 
     @property
     def um(self) -> float:
-        """Return the unit roundoff of the `multiply` format; 0 where the factors of a product are not rounded again."""
+        """Return the unit roundoff of the `multiply` format; 0 if that is the storage dtype: no rounding then."""
         return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
 
     @cached_property
@@ -109,10 +109,10 @@ class Precision:
 
     @property
     def lost_weight(self) -> float:
-        """Return the number below which an attention weight may become 0: when stored, or before, as an exponential.
+        """Return the number below which an attention weight may become 0.
 
-        An exponential may become 0 below twice the smallest normal number of the softmax dtype. Libraries form 2^n e^f
-        as 2 (2^(n - 1) e^f), because the largest n would overflow, and the half in brackets may be flushed.
+        A weight may become 0 when it is stored, below `tau`. Its exponential may become 0 below twice the smallest
+        normal number of the softmax dtype: libraries compute its half first, which may be flushed, and double that.
 
         >>> float32 = Precision.of("float32")
         >>> float32.lost_weight / float32.tau
@@ -122,9 +122,9 @@ class Precision:
 
     @cached_property
     def linear_below(self) -> float:
-        """Return the size below which errors add up linearly, and not by their squares.
+        """Return the size below which errors are added up linearly, and not by their squares.
 
-        So small errors come from flushing to zero, which always errs to one side. Below 1e-140 squares would underflow.
+        Errors this small come from flushing to zero, and all have one sign. Squares of errors below 1e-140 underflow.
         """
         return max(min(1e12 * self.tau, 2.0**-14), 1e-140)
 
@@ -149,10 +149,10 @@ NEARLY = 16.0
 
 
 def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | None:
-    """Return the narrowest dtype that holds all arrays exactly, if it is narrower than `dtype`; else None.
+    """Return the narrowest dtype that holds all computed arrays exactly, if it is narrower than `dtype`; else None.
 
     Args:
-        pairs: (computed array, right array) for each array. If they are far apart, the result is None.
+        pairs: pairs (computed array, right array). The result is None if the two differ by more than rounding explains.
         dtype: the dtype in which the arrays should have been computed.
 
     >>> third = np.array([1 / 3, 2 / 3])

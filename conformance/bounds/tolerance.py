@@ -57,7 +57,7 @@ class AllowedError(Mapping[str, NDArray]):
         return len(self._names)
 
     def least(self) -> dict[str, NDArray]:
-        """Return lower limits of the errors allowed in "weights" and "output" by name; they are found far sooner.
+        """Return lower limits of the errors allowed in "weights" and "output" by name; they are computed far faster.
 
         The dict is empty for layers with projections or dropout, and once all allowed errors have been computed.
         """
@@ -151,7 +151,7 @@ def _of_steps(bounds: Bounds) -> dict[str, Bounded]:
 
 
 def of_all(bounds: Bounds) -> Bounds:
-    """Put the error bounds of all steps that the reference ran into `bounds.steps`, and return `bounds`."""
+    """Fill `bounds.steps` with the error bounds of all steps of the reference's run, and return `bounds`."""
     _run(FORWARD_BOUNDS, bounds)
     if bounds.state.inputs.cotangent is not None:
         _run(BACKWARD_BOUNDS, bounds)

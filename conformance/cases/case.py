@@ -68,7 +68,7 @@ class Case:
 
     @classmethod
     def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
-        """Return a case of a given problem. `why` is its `same_sizes` and its `trivial_mask`."""
+        """Return a case of a given problem. `why`: the reason why its sizes may be equal and its mask trivial."""
         sizes = problem.sizes
         return cls(
             id,

@@ -125,7 +125,7 @@ def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask that allows each query one key, of bias -x; other keys have x (item 0: 3.6e7, others: 3.6e9)."""
+    """Return a mask with one allowed key per query, of bias -x; the others have bias x: 3.6e7 in item 0, else 3.6e9."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]

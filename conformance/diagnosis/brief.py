@@ -49,7 +49,7 @@ FIXES = {  # words of a remark -> what to change
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
-    """Return a diagnosis in words; with `details`, also the result of each isolating problem."""
+    """Return a diagnosis in words; with `details`, also the results of calls that only few steps can get wrong."""
     told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), extent(diagnosis))
     if details and diagnosis.measured is not None:
         told = replace(told, details=tuple(of_problems(diagnosis.measured)))
@@ -310,7 +310,7 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_precision(diagnosis: Diagnosis) -> str:
-    """Return one line with the evidence that the subject computes in a narrower dtype than it should."""
+    """Return one line on the numbers that show that the subject computes in a narrower dtype than it should."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     alone = ", and already with one key, whose weight is 1" * (diagnosis.rounds == "heads")
@@ -369,7 +369,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
-    """Return one line: how many failing cases the cause in plain calls does not explain, and how to declare them."""
+    """Return a line: how many failures the bug of plain calls doesn't explain, and how to declare them unsupported."""
     others = len(diagnosis.failing) - len(plain.failing)
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
@@ -388,21 +388,21 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_others(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line on arrays that the cause does not explain though it explains the output; or []."""
+    """Return a list with one line on arrays that the cause doesn't explain, though it explains the output; else []."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
 
 
 def missed(diagnosis: Diagnosis) -> list[str]:
-    """Return lines on the first cases that the likely cause does not explain: the subject's number and the cause's."""
+    """Return lines on the first unexplained cases: the subject's number, and the one that the likely cause gives."""
     return [
         f"  Not in {miss.case}, {miss.message}" for one in diagnosis.partly[:1] for miss in one.misses[:REASONS_SHOWN]
     ]
 
 
 def of_problems(measured: Measured) -> list[str]:
-    """Return one line for each group of isolating problems, then why the subject refused some of the problems."""
+    """Return one line for each group of isolating problems (see `Probe`), then why some problems were refused."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

@@ -151,7 +151,7 @@ class Diagnosis:
 
     @property
     def beyond(self) -> ProbeResult | None:
-        """Return the first group of isolating problems that the subject gets wrong, if no case fails; else None."""
+        """Return the first ProbeResult that has a wrong answer, if no case of the suite fails; None otherwise."""
         return None if self.failing or self.measured is None else self.measured.first
 
 

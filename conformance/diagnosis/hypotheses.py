@@ -156,9 +156,10 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """Return the narrower dtype whose error bounds the subject gets; None if it gets those of its own dtype.
+    """Return the narrower dtype whose error bounds are used for the subject; None if those of its own dtype are.
 
-    That is so if its outputs are exact in the narrower dtype, or its deviations from float64 fit float32's bounds.
+    Its bounds are used if all outputs are numbers of the narrower dtype, or if a float64 subject's known deviations are
+    within the error bounds of float32.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -209,7 +210,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return at most SHOWN models (tuples of bugs): those with the fewest bugs, of these with the most from the zoo."""
+    """Return at most SHOWN models (tuples of bugs): those with the fewest bugs; of equals, those with more zoo bugs."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -253,7 +254,7 @@ class Search:
 
     @property
     def are_right(self) -> bool:
-        """Return whether all numbers are the definition's, so that only their dtype or last digits differ."""
+        """Return whether all arrays of the subject agree with the definition, but for their dtype or last digits."""
         return all(self.evidence.whole(one, ()) for one in self.observations)
 
     @property
@@ -262,7 +263,7 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that reproduce every array in every case; if none does, those that are `explained`."""
+        """Return the candidates that reproduce all arrays of all cases; if none does, those that explain every case."""
         explained = [bugs for bugs in candidates if self.explained(bugs)]
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained
@@ -321,9 +322,9 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models whose bugs, run singly, change the right output least, up to a factor of MUCH_MORE.
+        """Return the models whose bugs, each run alone, change the output least, or up to MUCH_MORE times as much.
 
-        For example, "causal mask inverted and transposed" is dropped: it equals "causal mask without its diagonal".
+        For example, "causal mask without its diagonal" stays; "inverted and transposed", its equal, is dropped.
         """
 
         def change(bug: Bug) -> float:
@@ -336,7 +337,7 @@ class Search:
         return [model for model in models if changes[model] <= MUCH_MORE * min(changes.values())]
 
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
-        """Return the hypotheses of one or two bugs that explain the most cases; [] if they explain few failing ones.
+        """Return the hypotheses of one or two bugs that explain the most cases; [] if they explain few failures.
 
         Without `pairs`, two bugs are tried only if one of them explains some cases by itself.
         """

@@ -138,7 +138,7 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Store an answer; return an equal one, whose bounds of gradients are computed and stored when first read."""
+        """Store an answer; return an equal one that computes and stores its gradients' bounds when first read."""
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))

@@ -52,7 +52,7 @@ class Judged:
 
 
 def judge(sequence: CallSequence, subject: Subject) -> Judged:
-    """Run all calls of a sequence on a subject, and return the judgement on its answers."""
+    """Run all calls of a sequence on a subject, and return a Judged, which says how its answers differ."""
     found = Judged()
     steps = sequence.steps(few_shapes=getattr(subject, "slow_to_prepare", False))
     outcomes = _outcomes(subject, steps, Turn())

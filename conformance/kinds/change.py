@@ -181,7 +181,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield sets of calls with every wrong call and no right one, defined by one feature, two features or sizes."""
+    """Yield sets of calls that hold all wrong calls and no right one, each defined by one or two features or sizes."""
     if not right or not wrong:
         return
 
@@ -220,7 +220,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return in words the features that wrong calls have and right calls lack (also sizes of a single call); or ""."""
+    """Return in words which features wrong calls have and right ones lack (for one wrong call, also sizes); or ""."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

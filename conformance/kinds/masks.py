@@ -319,7 +319,7 @@ LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
 def masks_reordered() -> Iterator[Bug]:
-    """Yield bugs that reorder one axis of an array of the mask. Only the keys of a bias get every rule of `orders`."""
+    """Yield bugs that reorder one axis of a mask's array: a bias's keys by each rule of `orders`, others by RULES."""
     plain = [Order(slug, words, partial(of_any_length, rule)) for slug, (words, rule) in RULES.items()]
     for source, axes in AXES.items():
         for place, axis in enumerate(axes, -len(axes)):

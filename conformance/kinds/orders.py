@@ -122,7 +122,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return int (n,): the old index of each new element, -1 if that is 0. DoesNotApply if the rule can't fit n."""
+    """Return int (n,): the old index of each new element, -1 for a new 0. DoesNotApply if the rule can't fit n."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")

@@ -157,7 +157,7 @@ def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug that adds a number to the softmax's sum, which is of exp(score - maximum) if `less_highest`."""
+    """Return the bug that adds a number to the softmax's sum of exp(score), or exp(score - max) if `less_highest`."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])

@@ -78,7 +78,7 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Set `configs`, if empty, to those configs in `taken` with which the subject answers a random call."""
+        """Set `configs`, if empty, to those of the problems `taken` with which the subject answers a random call."""
         if not self.configs:
             configs = dict.fromkeys(problem.config for problem in taken)
             asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
@@ -262,12 +262,12 @@ RANDOM = "Equal calls have different answers, as where dropout is left on: nothi
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A finding on whether a subject is a function: equal calls give equal answers.
+    """A finding on whether a subject is a function, with equal answers to equal calls.
 
     Attributes:
         remarks: sentences about equal calls that had different answers.
-        is_function: whether equal calls of new layers have equal answers; if not, nothing can be measured.
-        shared: a stage with numbers that layers of equal shapes wrongly share: nothing can be measured. None: no such.
+        is_function: whether equal calls of new layers have equal answers. If not, nothing can be measured.
+        shared: None, or a stage that wrongly has numbers of another layer of equal sizes; nothing can be measured then.
     """
 
     remarks: tuple[str, ...] = ()
@@ -289,10 +289,10 @@ def observe(asker: Asker) -> Behaviour:
 
 
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
-    """Return whether a float64 subject, or `model` in its place, computes with the queries in about float32.
+    """Return whether a float64 subject, or `model` in its place, rounds the queries to about float32.
 
-    If it does, a change of the queries by 1e-4 changes the output in proportion, and one by 1e-10 does not. Each number
-    is changed by another factor, because a norm of the queries would undo a common factor.
+    If it does, the output changes in proportion to the queries if these change by 1e-4, but not if by 1e-10. Each
+    number is changed by another factor, because a norm of the queries would undo a common factor.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

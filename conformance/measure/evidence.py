@@ -25,7 +25,7 @@ class Evidence:
     model: Model = ()
 
     def allowed(self, wanted: NDArray) -> float:
-        """Return the absolute error within which an output counts as `wanted`, when an array is solved for."""
+        """Return the absolute error up to which an output counts as equal to `wanted`: a share of its maximum."""
         return max(LEFT, ROUNDOFFS * self.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
 
 
@@ -38,7 +38,7 @@ class PlacedCall:
     """One call, run by the model (the reference with bugs). The model's array at one place can be replaced by others.
 
     Args:
-        evidence: has the subject and the model.
+        evidence: the subject and the bugs of the model.
         problem: the call.
         place: the array that can be replaced.
 

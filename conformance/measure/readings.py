@@ -36,7 +36,7 @@ CLOSE = 1e-6
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield the bugs that a subject's attention weights show, by weights of excluded keys or by sums of rows."""
+    """Yield the bugs that can be told from a subject's attention weights: those of excluded keys, or sums of rows."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
@@ -116,7 +116,10 @@ def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bo
 
 
 def fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
-    """Yield bugs that set excluded keys' scores to a number, or add one, as weights show. `unit`: their roundoff."""
+    """Yield bugs that set the scores of excluded keys to a number, or add a number to these scores.
+
+    The number is inferred from the attention weights in `calls`, whose relative error is `unit`.
+    """
     least = min((w[~a].min(initial=1.0) for w, _, a, _ in calls), default=1.0)
     error = max(LITTLE, ROUNDOFFS * unit / max(least, LITTLE))  # of logarithms
     for added in (False, True) if calls else ():

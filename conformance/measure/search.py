@@ -90,7 +90,7 @@ class Measured:
 
     @property
     def is_usual(self) -> bool:
-        """Return whether the subject differs in a problem of ordinary numbers."""
+        """Return whether the subject's answer is wrong in a problem with ordinary numbers."""
         return any(EXTREME not in features_of(one, LARGE) for row in self.outcomes for one in row.differing)
 
 
@@ -203,9 +203,9 @@ class Probing:
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
         """Return the models of the zoo's bugs that reproduce every ordinary answer, and the number of these answers.
 
-        If some reproduce all answers and `suffices` holds for them, these are returned, with the number of all answers.
-        A bug in rows without a key is added to a model if more answers are reproduced then. Unless an ordinary and an
-        extreme answer are wrong, the result is ([], 0).
+        If `suffices` holds for models that reproduce all answers, the result is these and the number of all answers.
+        A model gets another bug, in rows without a key, if it then reproduces more answers. The result is ([], 0)
+        unless both an ordinary and an extreme answer are wrong.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)

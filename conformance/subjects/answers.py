@@ -203,7 +203,7 @@ BY_ASSIGNMENT = "by assignment"
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
     """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
 
-    The call is made once more, with read-only arrays. The result begins with BY_ASSIGNMENT if items are assigned to.
+    The call is made once more, with read-only arrays. The result begins with BY_ASSIGNMENT for `array[...] = value`.
     """
     with read_only(arrays):
         try:

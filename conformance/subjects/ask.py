@@ -49,8 +49,7 @@ def ask(subject: Any, problem: Problem) -> Trace:
         problem: rounded to the subject's dtype.
 
     Returns:
-        A Trace of copied NumPy arrays, with at least an output. Their shapes, dtypes and values are
-        not checked here.
+        A Trace of copied NumPy arrays, with at least an output. Their shapes, dtypes and values are not checked here.
 
     Raises:
         CannotExpress: the subject can't do what the problem asks, by its `supports` or by raising this.

@@ -21,7 +21,7 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why no single mask argument of a live layer (see `mha_core.live.probe`) can express a mask, or None.
+    """Return why a live layer (see `mha_core.live.probe`) can't be given a mask by one argument; None if it can.
 
     If several arguments had to be combined, their combination would be judged, and not the layer.
 

@@ -128,7 +128,7 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     """Return the subject that `MODULE:NAME` names, in one dtype.
 
     The name is that of a subject, of a plain function, or of a factory: a callable without arguments, or
-    with `dtype` only, that returns one of the two. The current folder is searched too.
+    with `dtype` only, that returns a subject or a function. The current folder is searched too.
 
     Raises:
         SpecError: the spec is malformed, nothing is there, importing or making it fails, it is no

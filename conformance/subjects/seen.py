@@ -97,7 +97,7 @@ def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form |
 
 @dataclass(frozen=True)
 class Reformed(Seen):
-    """A subject that wraps one whose outputs have another Form. It returns them as (B, Lq, Do), and no other stages."""
+    """A subject that wraps one whose outputs have another shape. It returns only the outputs, as (B, Lq, Do)."""
 
     form: Form
 

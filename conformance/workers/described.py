@@ -263,7 +263,7 @@ def describe_backend(name: str, settings: Settings) -> DescribedBackend:
 
 @dataclass(frozen=True)
 class RemoteSubject:
-    """A user's subject in one dtype, in a process of its own: whatever it does there, it can't harm this one.
+    """A user's subject in one dtype, in a process of its own, from where it can't harm the calling process.
 
     Attributes:
         spec, name, dtype, device, precision, selector, origin, undeclared, says_compiled: as of a `LoadedSubject`.

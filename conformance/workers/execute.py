@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def take(home: Home, settings: Settings) -> WorkerProcess:
-    """Return an idle worker process for `home`; a new one if none is idle.
+    """Return an idle worker process for `home` (its purpose, such as one framework); a new one if none is idle.
 
     Raises:
         CannotStart: as `WorkerProcess`.

@@ -21,7 +21,7 @@ END_SECONDS = 3.0
 
 
 def stand_guard() -> None:
-    """Fork. The child goes on; when the child or its starter ends, the parent ends all processes left. Linux only.
+    """Fork on Linux; go on in the child. If it or this process's starter ends, the parent ends all that is left.
 
     Call it before there are threads, with standard input as a pipe that the starter holds open.
     """

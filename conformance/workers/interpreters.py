@@ -44,12 +44,12 @@ class Home:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether only this project's code runs there, no framework or user's module: its data are trusted."""
+        """Return whether only this project's code runs in the process, no framework or user's module: it is trusted."""
         return self.name == NUMPY
 
     @property
     def keeps_processes(self) -> bool:
-        """Return whether code there may leave child processes running: a subject may, a learner's file may not."""
+        """Return whether code in the process may leave child processes running; a file from a lesson may not."""
         return not self.name.startswith(LEARNERS)
 
 

@@ -45,7 +45,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Submit a function; return its Future. If the first argument is a Unit, it decides the Home of the process."""
+        """Submit a function; return its Future. A Unit as its first argument says by `home` which process to use."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None

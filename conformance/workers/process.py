@@ -167,7 +167,7 @@ class WorkerProcess:
         return hello
 
     def run(self, unit: Unit, start: int, strangers: Line) -> Iterator[Any]:
-        """Return an iterator over the answers of a unit from item `start` on. Only if `home.is_ours`.
+        """Return an iterator over a unit's answers from item `start` on; only for a process of this project's code.
 
         Args:
             unit, start: the work, and the number of its first item.
@@ -183,7 +183,7 @@ class WorkerProcess:
     def call(
         self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None, strangers: Line | None = None
     ) -> Any:
-        """Return what `function(*arguments)` returns in the process, or raise what it raises. Only if `home.is_ours`.
+        """Run `function(*arguments)` in a process of this project's own code; return its result or raise its error.
 
         Args:
             function, arguments: a module-level function, and its arguments.
@@ -210,7 +210,7 @@ class WorkerProcess:
                 yield pickle.loads(content)
 
     def ask(self, request: bytes, seconds: float | None) -> tuple[bytes, bytes]:
-        """Send a request; return the kind and content of the answer, or raise as `exchange`. Not if `home.is_ours`."""
+        """Send a request to a framework's or subject's process; return the kind and content of its one answer."""
         try:
             ((kind, content),) = self.exchange(request, seconds)
         except ValueError:  # it says more or less than it was asked

@@ -71,15 +71,15 @@ class TooLong(WorkerDied):
 
 
 class Unit(ABC):
-    """A unit of work: items on one subject, which a worker process of this project's code does in order.
+    """A unit of work: items, such as cases, on one subject. A worker process does them in order.
 
-    It is pickled, and so are its answers. The framework or subject runs in another process, that of `home`.
+    Units and answers are pickled. The process runs this project's code alone; another (see `home`) runs the subject.
     """
 
     @property
     @abstractmethod
     def home(self) -> Home:
-        """Return the Home of the framework or user's module that the unit needs; if none, this project's own."""
+        """Return the Home (purpose) of the process for the unit's framework or user's module; else our own code's."""
 
     @property
     def cost(self) -> float:
@@ -96,7 +96,7 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """Return the answer for an item during which the process ended, or that no process took. `reason`: one line."""
+        """Return the answer for an item whose process ended, or that no process took. `reason`: why, in one line."""
 
 
 class Line(Protocol):
@@ -117,7 +117,7 @@ class Line(Protocol):
 
 
 class Channel:
-    """Frames over a socket. One thread receives; any may send.
+    """A sender and receiver of frames over a socket. One thread receives; any may send.
 
     Args:
         connection: the socket, connected to the other side.

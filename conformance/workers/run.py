@@ -25,9 +25,9 @@ def run_units(
 ) -> Iterator[_Event]:
     """Run all units; yield (number of the unit, number of the item, answer) in order of completion, each item once.
 
-    `Local` yields each answer at once, any other executor all answers of a unit together. Units at which a `Cluster`
-    fails (its scheduler is gone, say) run on this machine; if any other executor fails at a unit, the answer to its
-    items is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
+    With a `Local` executor, each answer is yielded at once; with any other, all answers of a unit together. A unit at
+    which a `Cluster` fails (its scheduler is gone, say) runs on this machine. If another executor fails at a unit, its
+    items' answers are those of `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
 
     Args:
         units, executor, settings: the work, what runs it, and what processes are started with.

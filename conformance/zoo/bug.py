@@ -276,7 +276,7 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Return two functions of a state: whether the config has the part `field`, and that part, of type `kind`."""
+    """Return two functions of a state: whether its config has the optional part `field`, and what that part is."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
@@ -305,7 +305,7 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
 
 
 def of_past(name: str, change: Change, where: Where) -> Steps:
-    """Return {name: step} for "keys" or "values", with `change(state, past)` for a cached past (B, G, Lp, d or dv)."""
+    """Return {name: step}, where "keys" or "values" have `change(state, past)` as the cached past (B, G, Lp, width)."""
 
     def changed(state: State, right: NDArray) -> NDArray:
         past = state.sizes.past_len
@@ -315,7 +315,7 @@ def of_past(name: str, change: Change, where: Where) -> Steps:
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
-    """Return {name: step}: the right step, whose dict is then updated by the dict `change(state, right dict)`."""
+    """Return {name: step}, where the step returns its right dict, updated by the dict `change(state, right dict)`."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 

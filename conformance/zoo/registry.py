@@ -20,7 +20,7 @@ def all_bugs() -> tuple[Bug, ...]:
 
 
 def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
-    """Return the zoo's bugs. parts=False: only those that plain layers can show; gradients=False: only forward ones.
+    """Return the zoo's bugs. parts=False: without those in optional parts. gradients=False: without backward ones.
 
     The modules of the bugs that are left out are not imported.
 

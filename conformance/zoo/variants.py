@@ -126,7 +126,7 @@ ROOM = 2**28
 
 
 class Finished(NamedTuple):
-    """A run: its State, name -> array, its pipeline, and step of the definition -> the arrays that it read."""
+    """A finished run: its State, its arrays and steps by name, and the names of the arrays that each step read."""
 
     state: State
     arrays: dict[str, NDArray]
@@ -149,7 +149,7 @@ class Variants:
         self._room = ROOM
 
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """Return every stage, and with `gradients` every gradient, by name.
+        """Run the reference with these bugs; return every stage, and with `gradients` every gradient, by name.
 
         The result is None where the bugs can't be made, and {} where they contradict each other. Where they change
         nothing, it is the same dict as without them.

@@ -70,9 +70,9 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """Return this call of a layer without a head axis, with mask and keep-mask as a layer with one head has them.
+        """Return this call with a head axis in its mask and keep-mask, as a layer with one head takes them.
 
-        `insert_axis` inserts an axis 1 into a mask (B, Lq, Lk), which makes it (B, 1, Lq, Lk). The inputs stay.
+        `insert_axis` makes an array (B, Lq, Lk) into (B, 1, Lq, Lk). Queries, keys and values do not change.
         """
         mask = self.mask.for_one_head(insert_axis)
         return replace(self, mask=mask, dropout_keep=keep_for_one_head(self.dropout_keep, insert_axis))

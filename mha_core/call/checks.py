@@ -76,7 +76,7 @@ def check_call(
 
 
 def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
-    """Raise SpecError unless lengths and offsets are in their ranges; `check_call` must have passed.
+    """Raise SpecError unless lengths and offsets are in their ranges. Call `check_call` first.
 
     Args:
         valid_lens, query_offset: as in an AttentionMask, in NumPy; None where their numbers are not known.

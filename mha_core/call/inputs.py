@@ -29,13 +29,12 @@ class AttentionInputs:
             also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
         mask: which keys each query may attend to.
         dropout_keep: bool (B, H, Lq, Lk); True keeps a weight. Its presence makes this a training step.
-        cotangent: (B, Lq, Do), the gradient of some loss with respect to the output. Its presence
-            asks for gradients.
+        cotangent: (B, Lq, Do), the gradient of some loss with respect to the output; None: no gradients are computed.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier steps of
-            decoding. They stand before the new ones; Lk counts both, in the mask and in every stage. Give their number
-            to the mask as `query_offset`.
+            decoding. They stand before the new ones; Lk counts both, in the mask and in every stage. The mask's
+            `query_offset` must be their number.
         rotary: the positions of queries and new keys, or tables of their angles, in a layer with rotary positions;
-            None where they are counted from `query_offset` and from the past.
+            None: queries are counted from `query_offset`, new keys from Lp.
 
     A list as dropout_keep, and a list or number as the mask's bias, become arrays of NumPy here.
 
@@ -122,8 +121,8 @@ class AttentionInputs:
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
         """Return these inputs with rotary tables in place of positions, if a traced layer can't compute the angles.
 
-        It can't if angles depend on the largest position, whose value is unknown while tracing. An exception: no
-        positions are given, so they are counted, and the sizes of the call are known (`sizes`).
+        It can't if angles depend on the largest position, whose value is unknown while tracing. It still can if the
+        caller gives no positions, so that they are counted, and if the sizes of the call are known (`sizes`).
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)

@@ -103,9 +103,9 @@ class AttentionMask:
         return replace(self, **changes) if changes else self
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
-        """Return this mask of a layer without a head axis, as a layer with one head has it.
+        """Return this mask with a head axis in `allowed` and `bias`, as a layer with one head takes them.
 
-        `insert_axis` inserts an axis 1 into `allowed` and `bias` (B, Lq, Lk), which makes them (B, 1, Lq, Lk).
+        `insert_axis` makes an array (B, Lq, Lk) into (B, 1, Lq, Lk).
         """
         return self.map_arrays(
             lambda name, array: insert_axis(array) if name in ("allowed", "bias") and len(array.shape) == 3 else array

@@ -50,7 +50,7 @@ class RotaryInputs:
         positions: the queries' positions: integers >= 0, (Lq,) or (B, Lq); with several axes (axes, B, Lq).
         key_positions: the new keys' positions, likewise. Default: `positions`, if Lq is the number of new keys.
         cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`;
-            times the attention factor, if there is one. A token that does not turn has 1 and 0.
+            multiplied by the attention factor already, if there is one. A token without rotation has cos 1 and sin 0.
         key_cos, key_sin: the same for the new keys. Default: `cos` and `sin`; then Lq must be the number of new keys.
 
     Raises:

@@ -40,7 +40,7 @@ def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the row numbers of queries, then keys, then values, in a matrix of 4 blocks (queries, values, keys).
+    """Return the row numbers of queries, then keys, then values, if each of 4 blocks has queries, values, keys.
 
     >>> by_quarters(4, 4, 1)
     array([ 0,  3,  6,  9,  2,  5,  8, 11,  1,  4,  7, 10])
@@ -155,7 +155,7 @@ class FusedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits`, and the rows of the fused matrix fit the columns of the output projection.
+        """Return whether `Layout.fits` is true, and the fused matrix's rows fit the output projection's columns.
 
         If `grouped`, there must be more rows than columns; else exactly three times as many.
         """

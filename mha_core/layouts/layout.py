@@ -235,9 +235,9 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """Return copies of the gradients with canonical names, order and shapes, in their own dtype.
 
-    The layout is applied to the indices of the numbers, and then the gradients are indexed: layouts refuse arrays with
-    NaN or infinity, which gradients may have. Gradients of biases that the config lacks are dropped, since some layers
-    have one switch for all biases.
+    Layouts refuse arrays with NaN or infinity, which gradients may have. So arrays of indices are converted in their
+    place, and the gradients are then taken by index. Gradients of biases that the config lacks are dropped, since some
+    layers have one switch for all biases.
 
     Args:
         layout: the layout of the layer.

@@ -117,7 +117,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits`, and, with `checks_sizes`, whether each matrix has rows for its projections."""
+        """Return whether `Layout.fits` is true and, if `checks_sizes`, each matrix has rows for its projections."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)

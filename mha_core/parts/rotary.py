@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return a Rotary with only the settings that matter if tables are given: the channels that turn, and pairs."""
+        """Return a Rotary with the settings that given tables don't replace: which channels turn, and in what pairs."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property

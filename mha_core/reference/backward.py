@@ -155,7 +155,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of the norm's input; without a norm in this order, it passes unchanged."""
+    """(B, heads, L, d): the gradient of the input of norm `name`; that of its output without a norm in this order."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]

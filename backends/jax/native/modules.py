@@ -56,7 +56,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
+    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held

@@ -38,7 +38,7 @@ class DotScore:
 class AdditiveScore(nn.Module):
     """A score function with parameters, w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk).
 
-    Its parts are `query` (A), `key` (C) and `vector` (w). The vector is cast to the dtype of the others' outputs.
+    Its parts are `query` (A), `key` (C) and `vector` (w). The vector is cast to the dtype of A q and C k.
     """
 
     score_dim: int

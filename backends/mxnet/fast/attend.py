@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return the items of a list in a Floats whose tuples are as long as here: the inverse of `in_a_row`."""
+        """Return the items of a list as the fields of a Floats like this one: the inverse of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 

@@ -33,7 +33,7 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
+    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
     return module is held
 
 

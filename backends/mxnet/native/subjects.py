@@ -100,8 +100,8 @@ class GluonSubject(NativeSubject):
 class FoldedSubject(GluonSubject):
     """A base of test subjects whose layer stores intermediate arrays with the heads folded into the batch.
 
-    Keys and values are not compared, because the layer does not set padding to 0. This is harmless as long as padding
-    reaches no other array.
+    Keys and values are not compared, because the layer leaves padding as it is, and does not set it to 0. The other
+    arrays show whether padding has an effect.
     """
 
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
@@ -152,7 +152,7 @@ class InterleavedSubject(GluonSubject):
     capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
-        """Return (lengths, bias): valid_lens as int32 (B * H, Lq) or None; other masks as a (B * H, Lq, Lk) or None."""
+        """Return valid_lens as int32 (B * H, Lq), and other masks as one bias (B * H, Lq, Lk); each may be None."""
         heads, (batch, query_len) = config.num_heads, inputs.queries.shape[:2]
         mask = inputs.mask
         lengths = None

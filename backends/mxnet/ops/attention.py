@@ -123,7 +123,6 @@ def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     """Return (B, H, Lq, Lk): softmax over the allowed keys, 0 at the other keys. A row without an allowed key is all 0.
 
     Such a row gets finite scores before the softmax and zeros after it, so no NaN arises, forward or backward.
-
     npx.softmax is not used: in float32 on a CPU, a row with one NaN score gets zeros everywhere else.
     """
     if scores.size == 0:

@@ -30,7 +30,7 @@ def has_distutils() -> bool:
 
 
 def check_preconditions() -> None:
-    """Raise BackendError if MXNet can't be imported with other packages that are installed."""
+    """Raise BackendError if NumPy is too new for MXNet, or if distutils can't be imported."""
     if int(numpy_version().split(".")[0]) >= 2:
         raise BackendError(
             f"MXNet 1.9.1 runs on numpy < 2. Got numpy {numpy_version()}. Install another with: pip install 'numpy<2'"
@@ -102,10 +102,10 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """Return a legacy array with its gradient, a NumPy array, or a list of arrays as one mx.np array on `ctx`.
+    """Return an mx.nd array (with its gradient), a NumPy array or a list of arrays as one mx.np array on `ctx`.
 
-    `dtype` None: the array's own. Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or
-    whose dtype MXNet lacks.
+    Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or whose dtype MXNet lacks. `dtype`
+    is the dtype for a NumPy array; None keeps its own.
     """
     if isinstance(array, mx.nd.NDArray):
         return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)

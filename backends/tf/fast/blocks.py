@@ -30,8 +30,8 @@ Rows = tuple[tf.Tensor, ...]
 class Blocks(NamedTuple):
     """A division of the queries into `count` blocks of `size` and one of `rest`: integers, or tensors in a graph.
 
-    bands: the number of loops that the blocks are spread over, one after the other; each loop uses only the keys that
-        its queries need. With 0, a few blocks of known number are unrolled; others run in one loop.
+    bands: the number of loops that run the blocks, one loop after the other; each loop uses only the keys that its
+        queries need. 0: the blocks are unrolled if their number is known and small; else one loop runs them all.
     """
 
     size: Any

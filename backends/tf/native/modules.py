@@ -52,7 +52,7 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
+    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
     return module is held
 
 

@@ -95,7 +95,7 @@ def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
     """Return whether an allowed pair of query and key has a NaN score, because one of the two contains NaN.
 
     In a row with such a score, a float32 softmax gives 0 with oneDNN, which TensorFlow uses on some processors, and NaN
-    without it. No test case can list that; the deviation is `keras-softmax-hides-nan`.
+    without it. So the known deviation `keras-softmax-hides-nan` lists no test case that must show it.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:

@@ -27,8 +27,7 @@ class Mask(NamedTuple):
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     query_len, key_len: Lq, and Lk (past and new keys); integers where known, scalar tensors where not, while tracing.
-    first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff
-        first <= j < stop.
+    first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff first <= j < stop.
     reach: NumPy arrays, known even while tracing: for each query, an interval that contains [first, stop).
     is_exact: whether `reach` is just [first, stop).
     allowed, bias: the caller's arrays with four axes, broadcastable to (B, H, Lq, Lk); -inf in bias excludes a key.

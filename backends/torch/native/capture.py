@@ -114,7 +114,7 @@ def watch(
     """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
 
     Forward hooks disable the fast paths that skip inner modules. The context also turns off the nested tensors of
-    nn.TransformerEncoder. With them, the output has zeros at padding; so the encoder runs again for it, without hooks.
+    nn.TransformerEncoder. These set outputs at padding to 0. To return such outputs, the encoder runs again unhooked.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")

@@ -35,7 +35,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `hold` made `held` from `module`. `name` is the name of `module` in `watch(outer)`."""
+    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
     return module is held
 
 

@@ -12,7 +12,7 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def masks_of_training(rng: Rng, case: Case) -> AttentionMask:
-    """Return a causal mask with lengths and with a bias that all queries share: its gradient sums over all blocks."""
+    """Return a causal mask with lengths, and a bias shared by all queries, whose gradient is a sum over all blocks."""
     return AttentionMask(
         valid_lens=np.array([8, 6, 7, 0]),
         causal=True,
@@ -31,7 +31,7 @@ def parts_of_a_step(rng: Rng, case: Case) -> AttentionMask:
 
 
 def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask with a window, and with lengths that end before, in or behind it; some queries have no key."""
+    """Return a mask with a window, and lengths that end before, in or after the window; some queries have no key."""
     offset = np.array([40, 25, 12])
     position = offset[:, None] + np.arange(case.query_len)
     lens = (position + rng.integers(-30, 12, size=position.shape)).clip(0, case.key_len)

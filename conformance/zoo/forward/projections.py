@@ -20,7 +20,7 @@ def _right(state: State, right: Any) -> Any:
 
 
 def projection(name: str, *, x: Change = _right, weight: Change = _right, bias: Change = _right) -> Steps:
-    """Return {name: step}, for a projection with changed input, weight or bias; `bias` gets 0 for a missing bias."""
+    """Return {step's name: step}, where a projection uses a changed input, weight or bias (0 for a missing bias)."""
     given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:

@@ -73,7 +73,7 @@ def _added(number: float) -> Steps:
 
 
 def let_in(state: State) -> NDArray:
-    """Return bool (B, H, Lq, Lk): the keys that the mask allows. Raises Contradiction if another bug inverts it."""
+    """Return bool (B, H, Lq, Lk): the keys that the mask allows. Contradiction if another bug inverts the mask."""
     allowed = state["allowed"]
     if allowed.size and (allowed != FORWARD["allowed"](state)).all():
         raise Contradiction("the mask is read the wrong way round twice")
@@ -81,7 +81,7 @@ def let_in(state: State) -> NDArray:
 
 
 def no_padding(state: State) -> NDArray:
-    """Return bool (B, Lk), all False: no key is padding, as the bug attends to keys that the mask should exclude."""
+    """Return bool (B, Lk), all False (no padding), for bugs that attend to keys that the mask should exclude."""
     return np.zeros_like(padding(state))
 
 
