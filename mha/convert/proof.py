@@ -39,8 +39,8 @@ NEAREST = 2
 """Readings that are judged, of all others by which a layer may be meant: those whose outputs are nearest."""
 
 NOTHING_ELSE = (
-    "\nNor does it with another number of heads, with matrices transposed or in another order, or with one other bias. Is "
-    "the call of these very weights? Other packings, scales and rotary positions: --infer tries them, on one recorded call"
+    "\nNor does it with another number of heads, with matrices transposed or in another order, or with one other bias. "
+    "Is the call of these very weights? Other packings, scales and rotary positions: --infer tries them, on one call"
 )
 
 CAUSALITY = ("", "causal", "aligned at the last key")

@@ -296,7 +296,9 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     name = f"{PREFIXES[0]}.self.key.weight"
     assert name in held
     assert "\nIt does with k_proj.weight transposed: " in message({**held, name: np.ascontiguousarray(held[name].T)})
-    assert "Is the call of these very weights? " in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
+    assert "Is the call of these very weights? " in message(
+        {name: np.ascontiguousarray(x[::-1]) for name, x in held.items()}
+    )
     assert "\nIt does with num_heads=3, not 4" in message(held, num_heads=4)
     assert "\nIt does with num_heads=3, not 6, and with each matrix transposed: " in message(kernels, num_heads=6)
 
