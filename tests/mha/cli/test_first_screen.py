@@ -219,8 +219,7 @@ def test_a_right_layer_is_answered_in_its_first_rows(own):
     assert status == 0
     rows = text.splitlines()
     assert rows[:2] == ["right float64: equal in all 5; 2 not judged", "right float32: equal in all 5; 2 not judged"]
-    assert rows[2].startswith("Not judged, cases with ")
-    assert "grouped heads (1)" in rows[2]
+    assert rows[2] == "Not judged without the parameters num_kv_heads (1), rotary (1), config (1)"
     assert rows[3].startswith("Covered to: 2 items, ")
     assert rows[4].startswith("Not covered: float16, bfloat16, a GPU, ")
     assert len(rows) == 6
@@ -259,6 +258,26 @@ def test_a_size_that_an_empty_array_does_not_tell_is_to_be_written(own):
     text = said("check", "--subject", f"{own}:unsized", "-c", "no-items", "-c", "square-causal")[1]
     assert "float64: 1 of 2 did not run, 1 equal" in text
     assert "\n  Write every size, none as -1: an empty array does not tell it.\n" in text
+
+
+def test_a_maximum_over_no_keys_is_to_have_a_start(own):
+    Path(f"{own}.py").write_text(
+        f"{LAYERS}\n\ndef highest(weights, queries, keys, values, mask, *, num_heads, padding):\n"
+        "    np.ones(keys.shape).max(axis=1)\n"
+        "    return right(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
+    )
+    text = flat(said("check", "--subject", f"{own}:highest", "-c", "no-keys", "-c", "square-causal")[1])
+    assert "A call may have no keys, and they no maximum: give it a start, as in x.max(axis=-1, initial=-np" in text
+
+
+def test_what_an_object_does_not_declare_is_named_where_cases_are_not_judged(own):
+    Path(f"{own}.py").write_text(
+        "from mha_core.subject import Capabilities\n\n\nclass Own:\n    capabilities = Capabilities('query_dim')\n\n"
+        "    def prepare(self, config, weights): ...\n"
+    )
+    text = said("check", "--subject", f"{own}:Own", "-c", "gr*", "-d", "float64")[1]
+    assert "\nNot judged without the capabilities head_dim (1), value_head_dim (1) and " in text
+    assert 'No case was asked. What would have it asked the others stands below, at "Not judged"' in flat(text)
 
 
 def test_a_command_that_is_longer_than_a_row_is_broken_before_an_option():

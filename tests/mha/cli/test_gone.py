@@ -58,7 +58,7 @@ def test_a_file_with_the_class_of_a_layer_is_not_called_a_subject(tmp_path, monk
         "replay rec.py": f"it is code, of the layer Original; a recording is written in Python: {record}",
         "diagnose rec.py": f"{record}; then mha diagnose calls.safetensors",
         "diagnose rec:Original": f"{record}; then mha diagnose calls.safetensors",
-        "check rec.py": "A class around the layer Original is judged: `mha check --new FILE.py --framework NAME` writes",
+        "check rec.py": "A class around the layer Original is judged: `mha check --new FILE.py --framework NAME`",
     }
     (tmp_path / "rec.py").write_text("class Original:\n    def forward(self, x): ...\n")
     for words, said in of.items():
