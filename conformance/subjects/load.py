@@ -159,6 +159,12 @@ def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_li
     check_member(where, dtype, _dtypes_of(where, original))
     if isinstance(original, FunctionSubject):
         original = replace(original, dtype=dtype)
+    own = getattr(original, "capabilities", None)
+    if not isinstance(own, Capabilities | None):
+        raise SpecError(
+            f"{where}: its capabilities must be an object of mha_parity.core.subject.Capabilities, such as "
+            f"Capabilities('query_dim', 'grouped'). Got {shown(repr(own))}."
+        )
     said = isinstance(original, FunctionSubject) or any(hasattr(original, n) for n in ("supports", "capabilities"))
     return LoadedSubject(
         spec=spec,

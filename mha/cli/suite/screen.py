@@ -64,6 +64,8 @@ HINTS = {
     "caller reads again.",
     rf"{WROTE}: (\w+).*, {BY_ASSIGNMENT}": "Copy it first: {0} = {0}.copy(). It is the array that was given, which its "
     "caller reads again.",
+    r"\bprepare\(\) (takes|missing) ": "It is called as prepare(config, weights), and returns a function run(inputs).",
+    r"\brun\(\) (takes|missing) ": "It is called as run(inputs), with inputs.queries, .keys, .values and .mask.",
     "zero-size array to reduction operation (fmin|min|max)|(max|min)\\(\\): Expected reduction dim": "A call may have "
     "no keys, and they no maximum: give it a start, as in x.max(axis=-1, initial=-np.inf), or return zeros then.",
     r"reshape.*(size 0\b|\b0 elements|empty tensor)": "Write every size, none as -1: an empty array does not tell it.",
@@ -144,7 +146,8 @@ def about(
         undeclared: whether the subject does not declare what it can express.
         cases: all cases and sequences that the subject was asked.
     """
-    wrong = any(one.status in ("different", "failed") for one in results)
+    asked = [one for one in results if one.status != "unsupported"]
+    wrong = any(one.status in ("different", "failed") for one in asked)
     told, ordinary = _ordinary(told)
     if told is not None and any(one.case.startswith("sequence") for one in results):  # a case of the row above
         told = replace(told, sure=OF_ONE_CALL.sub(r"\1 of one call", told.sure))
@@ -161,7 +164,7 @@ def about(
         *([] if known else shapes),
         *([] if known else kept),
         *of_calls,
-        *([UNDECLARED] if undeclared and wrong else []),
+        *([UNDECLARED] if undeclared and wrong and any(one.status != "failed" for one in asked) else []),
         *_of_few(results),
     ]
     raised = _raised(results, width)
@@ -443,8 +446,9 @@ def _lacking(reason: str) -> tuple[str, str]:
     """
     if found := NO_PARAMETER.match(reason):
         return "parameters", found[1]
+    reason = reason.partition(" (")[0]
     named = next((row.name for row in FEATURES if row.words == reason), "")
-    return ("capabilities", named) if named else ("", reason.partition(" (")[0])
+    return ("capabilities", named) if named else ("", reason)
 
 
 def _covered(looked_at: LookedAt | None, width: int) -> list[str]:

@@ -260,26 +260,6 @@ def test_a_size_that_an_empty_array_does_not_tell_is_to_be_written(own):
     assert "\n  Write every size, none as -1: an empty array does not tell it.\n" in text
 
 
-def test_a_maximum_over_no_keys_is_to_have_a_start(own):
-    Path(f"{own}.py").write_text(
-        f"{LAYERS}\n\ndef highest(weights, queries, keys, values, mask, *, num_heads, padding):\n"
-        "    np.ones(keys.shape).max(axis=1)\n"
-        "    return right(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
-    )
-    text = flat(said("check", "--subject", f"{own}:highest", "-c", "no-keys", "-c", "square-causal")[1])
-    assert "A call may have no keys, and they no maximum: give it a start, as in x.max(axis=-1, initial=-np" in text
-
-
-def test_what_an_object_does_not_declare_is_named_where_cases_are_not_judged(own):
-    Path(f"{own}.py").write_text(
-        "from mha_core.subject import Capabilities\n\n\nclass Own:\n    capabilities = Capabilities('query_dim')\n\n"
-        "    def prepare(self, config, weights): ...\n"
-    )
-    text = said("check", "--subject", f"{own}:Own", "-c", "gr*", "-d", "float64")[1]
-    assert "\nNot judged without the capabilities head_dim (1), value_head_dim (1) and " in text
-    assert 'No case was asked. What would have it asked the others stands below, at "Not judged"' in flat(text)
-
-
 def test_a_command_that_is_longer_than_a_row_is_broken_before_an_option():
     line = f"  rerun: mha check --subject {'x' * 40}:layer --case valid-lens --dtype float64"
     rows = _in_rows(line, 80)
