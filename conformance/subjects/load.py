@@ -234,6 +234,9 @@ def load_subjects(
     return subjects, left_out
 
 
+PROGRAM = "; what it does as a program belongs below `if __name__ == '__main__':`, which an import does not run"
+
+
 def check_time_limit(seconds: float) -> float:
     """Return `seconds` if it is a limit that a thread can wait for; raise SpecError otherwise."""
     if not 0.0 < seconds <= 1e6:  # also NaN
@@ -276,6 +279,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
         extra = EXTRAS.get((missing or "").split(".")[0])
         other = f"; install it for {sys.executable}, or give the interpreter that has it (--python)" if missing else ""
         install = other if extra is None else f"; {install_command(extra)}"
+        install = PROGRAM if isinstance(error, SystemExit) else install
         raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}{install}") from error
     for name in path.split("."):
         if not hasattr(found, name):

@@ -198,7 +198,7 @@ def _read_otherwise(
     for _, other, held, said, calls in sorted(ranked, key=itemgetter(0))[:NEAREST]:
         if not any(_shows(call, mask, other, held, precision) for call, mask in calls):
             return f"\nIt does with {said}"
-    return NOTHING_ELSE
+    return NOTHING_ELSE if layer.weights is None else ""  # else it was said which weights are others
 
 
 def _turned(call: OriginalCall, mask: str) -> OriginalCall:
@@ -328,4 +328,6 @@ def _other_weights(layer: OriginalLayer, weights: Weights) -> str:
             or not np.array_equal(round_to(one, layer.dtype), round_to(two, layer.dtype))
         ):
             other.append(name)
+    if not set(weights) - set(other):
+        return "\nthe recorded layer holds other weights, in every array: the call is of another layer or checkpoint"
     return f"\nthe recorded layer holds other weights: {', '.join(other)}" if other else ""

@@ -109,7 +109,7 @@ def spec_meant(text: str, example: str = "attention") -> str:
     """Return in words what to write instead of a text that is not of the form MODULE:NAME.
 
     >>> spec_meant("layers/mine.py:attention")
-    'name the module, without .py: write layers.mine:attention'
+    'name the module, without .py: write layers.mine:attention; there is no file layers/mine.py'
     >>> import tempfile, contextlib
     >>> with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
     ...     Path("my-layer.py").touch()
@@ -125,7 +125,8 @@ def spec_meant(text: str, example: str = "attention") -> str:
     folder = f", and run this in {shown(file.parent)}" * elsewhere
     module = ".".join(part for part in file.with_suffix("").parts if part != ".") if not elsewhere else file.stem
     if name.replace(".", "_").isidentifier() and (place.endswith(".py") or "/" in place):
-        return f"name the module, without .py: write {shown(module)}:{shown(name)}{folder}"
+        missing = "" if file.is_file() else f"; there is no file {shown(file)}"
+        return f"name the module, without .py: write {shown(module)}:{shown(name)}{folder}{missing}"
     if not name and file.is_file():
         there = defined_in(file, "weights" if example == "attention" else "")
         more = f" ({file} has: {listed([shown(one) for one in there], MOST)})" if len(there) > 1 else ""

@@ -48,6 +48,8 @@ WHY_FEW = (
 
 BELOW = 'What would have it asked the others stands below, at "Not judged" (docs/subjects.md).'
 
+OF_WIDTH = "Its width is that of the output projection: heads @ out_proj.weight.T + out_proj.bias."
+
 HEADS = "It does not take `num_heads`, so it was asked with one head: write def f(..., mask, *, num_heads)."
 
 WROTE = "wrote into its inputs"
@@ -269,8 +271,10 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     # Its width may be wrong too.
     forms = [form_of([(got, (*right[:2], got[2]))]) for got, right in pairs if len(got) == len(right) == 3]
     changes = {form.change for form in forms if form is not None}
+    is_width = bool(pairs) and all(len(got) == len(right) == 3 and got[:2] == right[:2] for got, right in pairs)
     change = f" {changes.pop()}" if len(changes) == 1 and 2 * sum(map(bool, forms)) > len(wrong) else ""
     judged = sum(one.status != "unsupported" for one in results)
+    change = f" {OF_WIDTH}" if is_width else change
     return [f"{head}{mismatch.message} (case {first.case}, and so in {len(wrong)} of {judged}).{change}"]
 
 

@@ -64,3 +64,19 @@ def test_an_object_of_other_arguments_is_told_how_it_is_called(own):
     result = CliRunner().invoke(main, ["check", "--subject", f"{own}:Named", *FEW])
     assert result.exit_code == 2
     assert "such as Capabilities('query_dim', 'grouped'). Got {'grouped'}." in result.output
+
+
+def test_a_module_that_is_a_program_is_told_where_that_belongs(own):
+    Path(f"{own}.py").write_text("raise SystemExit(2)\n")
+    result = CliRunner().invoke(main, ["check", "--subject", f"{own}:attention", *FEW])
+    assert result.exit_code == 2
+    assert "raised SystemExit: 2" in result.output
+    assert "what it does as a program belongs below `if __name__ == '__main__':`" in result.output
+
+
+def test_an_output_of_another_width_is_told_what_its_width_is(own):
+    Path(f"{own}.py").write_text(
+        "def narrow(weights, queries, keys, values, mask, *, num_heads):\n    return queries[..., :1]\n"
+    )
+    text = flat(said("check", "--subject", f"{own}:narrow", *FEW)[1])
+    assert "Its width is that of the output projection: heads @ out_proj.weight.T + out_proj.bias." in text
