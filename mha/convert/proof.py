@@ -274,7 +274,7 @@ def _other_bias(
     if "output" not in call.outputs or not config.projections:
         return
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
-    given = [reference.run(one.config, one.weights, one.inputs).output for one in _pieces(problem)]
+    given = [np.asarray(reference.run(one.config, one.weights, one.inputs).output) for one in _pieces(problem)]
     wanted = np.asarray(call.outputs["output"], np.float64)
     off = wanted.reshape(-1, wanted.shape[-1]) - np.concatenate([one.reshape(-1, wanted.shape[-1]) for one in given])
     off = off[np.isfinite(off).all(axis=-1)]
