@@ -43,6 +43,8 @@ NOTHING_ELSE = (
     "Is the call of these very weights? Other packings, scales and rotary positions: --infer tries them, on one call"
 )
 
+SAME_WEIGHTS = "\nThe recorded layer holds the same weights: it computes something else, as with another mask or scale"
+
 CAUSALITY = ("", "causal", "aligned at the last key")
 """Ends of the names of possible masks, where a record does not say which it was."""
 
@@ -198,7 +200,7 @@ def _read_otherwise(
     for _, other, held, said, calls in sorted(ranked, key=itemgetter(0))[:NEAREST]:
         if not any(_shows(call, mask, other, held, precision) for call, mask in calls):
             return f"\nIt does with {said}"
-    return NOTHING_ELSE if layer.weights is None else ""  # else it was said which weights are others
+    return NOTHING_ELSE if layer.weights is None or _other_weights(layer, weights) else SAME_WEIGHTS
 
 
 def _turned(call: OriginalCall, mask: str) -> OriginalCall:
@@ -329,5 +331,5 @@ def _other_weights(layer: OriginalLayer, weights: Weights) -> str:
         ):
             other.append(name)
     if not set(weights) - set(other):
-        return "\nthe recorded layer holds other weights, in every array: the call is of another layer or checkpoint"
+        return "\nthe recorded layer holds other weights, in every array: is the call of another layer or checkpoint?"
     return f"\nthe recorded layer holds other weights: {', '.join(other)}" if other else ""
