@@ -433,7 +433,8 @@ def _not_judged(results: Sequence[Result], width: int) -> list[str]:
             kinds.setdefault(kind, Counter())[what] += 1
     rows = []
     for kind, counted in sorted(kinds.items(), key=lambda one: -max(one[1].values())):
-        head = f"Not judged without the {kind if len(counted) > 1 else kind[:-1]} " if kind else CASES_WITH
+        named = kind if len(counted) > 1 else {"capabilities": "capability", "parameters": "parameter"}.get(kind, "")
+        head = f"Not judged without the {named} " if kind else CASES_WITH
         rows += _fitted(head, [f"{what} ({count})" for what, count in counted.most_common()], width)
     return rows
 

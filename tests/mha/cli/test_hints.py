@@ -47,6 +47,12 @@ def test_what_an_object_does_not_declare_is_named_where_cases_are_not_judged(own
     )
     text = said("check", "--subject", f"{own}:Own", "-c", "gr*", "-d", "float64")[1]
     assert "\nNot judged without the capabilities head_dim (1), value_head_dim (1) and " in text
+    Path(f"{own}_2.py").write_text(
+        "from mha_core.subject import EVERYTHING\nclass Own:\n    capabilities = EVERYTHING.but(without=['rotary'])\n\n"
+        "    def prepare(self, config, weights): ...\n"
+    )
+    alone = said("check", "--subject", f"{own}_2:Own", "-c", "rotary", "-d", "float64")[1]
+    assert "\nNot judged without the capability rotary (1)\n" in alone
     assert 'No case was asked. What would have it asked the others stands below, at "Not judged"' in flat(text)
 
 
