@@ -36,6 +36,9 @@ LONGEST_MESSAGE = 4000
 LONGEST_NAME = 120
 """Most characters that are shown of a name from outside."""
 
+LONGEST_WORD = 20
+"""Most characters of a word that is left out whole where a text is cut."""
+
 LONGEST_REASON = 300
 """Most characters that are shown of another program's error message."""
 
@@ -48,6 +51,8 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 
     >>> shown("layer.0\x1b[2J\n"), shown("a" * 200 + "z", longest=12)
     ('layer.0\\x1b[2J\\n', 'aaaa ... aaz')
+    >>> shown("at least one dimension spans across two subspaces", longest=40)
+    'at least one ... two subspaces'
     """
     plain = str(text)
     if len(plain) > longest:  # before it is escaped, which takes time
@@ -256,4 +261,10 @@ def _cut(text: str, longest: int) -> str:
         return text
     mark = " ... "
     kept = longest - len(mark)
-    return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
+    head, tail = text[: kept - kept // 2], text[len(text) - kept // 2 :]
+    near = min(LONGEST_WORD, kept // 4)  # a word that is no longer is left out whole
+    if " " in head[-near:]:
+        head = head if text[len(head)] == " " else head.rpartition(" ")[0]
+    if " " in tail[:near]:
+        tail = tail if text[-len(tail) - 1] == " " else tail.partition(" ")[2]
+    return head.rstrip() + mark + tail.lstrip()

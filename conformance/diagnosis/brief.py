@@ -23,14 +23,20 @@ EXTREMES = {1: "a query may attend to no key", 2: "a size is 0 or a number is hu
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
 OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
-COMMON = OWN_LAYERS | {"fill-added-1e9", FINITE}  # that much code has: beside others these are said last, and in short
+COMMON = OWN_LAYERS | {
+    "fill-1e9",
+    "fill-added-1e9",
+    FINITE,
+}  # that much code has: beside others these are said last, and in short
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too: `mha deviations` lists it."
+NOT_PROVED = f"{FIRST} not proved; outputs alone point to"
 NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of them."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: check {{}}. To see the step itself, return a dict of all arrays: {', '.join(STAGES)}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 OR_WITH = " or with "  # between several kinds of calls that alone are wrong
 MUST_BE = "and must be (B, Lq, Do)"
+GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
 
 KEEP = {
@@ -54,7 +60,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     if details and diagnosis.measured is not None:
         told = replace(told, details=tuple(of_problems(diagnosis.measured)))
     if not diagnosis.differs:
-        return replace(told, more=tuple(left_out(diagnosis)))
+        return replace(told, more=(*noticed(diagnosis), *left_out(diagnosis)))
     if diagnosis.formed is not None and diagnosis.form is not None:
         inner = brief(diagnosis.formed, details=details)
         axes = Cause(
@@ -86,7 +92,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
     known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks or diagnosis.nans
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
-        found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
+        found = (_formal(diagnosis.mismatch), *(found if GIVES in diagnosis.mismatch.message else ()))
     stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
     advice = _advice(diagnosis, stage)
     if located == (ALL_NAN,):
@@ -114,10 +120,20 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         told,
         sure=sure,
         causes=found,
+        is_answer_first=diagnosis.beyond is not None and not diagnosis.remarks,
         seen=(*ended, *extreme, *unexplained(seen), *located, *right_in),
         more=(*[again] * (seen is not diagnosis), *example(diagnosis), *left_out(diagnosis)),
         details=(*of_others(seen), *missed(seen), *_unasked(seen), *told.details),
     )
+
+
+def _formal(mismatch: Mismatch) -> Cause:
+    """Return the cause that an array has another shape or dtype."""
+    narrow = " Or have its numbers judged by the errors of float32: --dtype float32." * (
+        " is float32;" in mismatch.message
+    )
+    what_next = f"Next: give it the inputs' dtype, and what else is wrong is looked for.{narrow}"
+    return Cause(mismatch.stage, f"{mismatch.message}.", what_next if GIVES in mismatch.message else "")
 
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
@@ -161,9 +177,8 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
-        hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
-        told_by = ", inferred from outputs alone" * hidden
-        made = f"{FIRST}{told_by}: the {MADE.get(step, step)}{alone}"
+        begins = f"{FIRST}:" if _is_proved(diagnosis, step) else NOT_PROVED
+        made = f"{begins} the {MADE.get(step, step)}{alone}"
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else made
         is_told = diagnosis.recorded or "no attention" in fact or STORED_IN.partition("{")[0] in fact
         told_all = bool(told or (fact and is_told))
@@ -176,6 +191,13 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         slots = _slots(rest)
         for slot in slots:
             yield _either([[bug for bug in one if bug in slot] for one in rest] if len(slots) > 1 else rest, label)
+
+
+def _is_proved(diagnosis: Diagnosis, step: str) -> bool:
+    """Return whether the first wrong step is shown, or the first calls that differ have nothing else to go wrong."""
+    first = None if diagnosis.measured is None else diagnosis.measured.first
+    isolated = first is not None and first.probe.stage == step
+    return diagnosis.visible != ("output",) or diagnosis.recorded or isolated
 
 
 def _of_bug(bug: Bug, label: str) -> Cause:
@@ -250,7 +272,8 @@ def extent(diagnosis: Diagnosis) -> str:
             return f"{who}.{NOTHING}"
         who += ". Else it"
     if not diagnosis.differs:
-        return f"{who} is equal to the reference in {_all(total)}.{NOTHING * (not diagnosis.raised)}"
+        is_all = not diagnosis.raised and diagnosis.beyond is None
+        return f"{who} is equal to the reference in {_all(total)}.{NOTHING * is_all}"
     if diagnosis.beyond is not None and not diagnosis.remarks:
         probe = diagnosis.beyond.probe
         return f"{who} is equal to the reference in {_all(total)}, but not in further calls: {probe.says}"
@@ -259,6 +282,15 @@ def extent(diagnosis: Diagnosis) -> str:
     if total == 1:
         return f"{who} differs in the one case: {diagnosis.failing[0]}."
     return f"{who} differs in {len(diagnosis.failing)} of {total} cases: {listed(diagnosis.failing, CASES_SHOWN)}."
+
+
+def noticed(diagnosis: Diagnosis) -> list[str]:
+    """Return one line on a further call that differs, with extreme numbers that no case has; [] if none does."""
+    if diagnosis.beyond is None:
+        return []
+    bugs = [bug for one in diagnosis.explanations[:1] for bug in one.bugs]
+    why = "".join(f" {bug.sentence}{f' ({bug.id})' * (not is_measured(bug))}" for bug in bugs)
+    return [f"No case asks it, but this would differ: {diagnosis.beyond.probe.says}{why}"]
 
 
 def left_out(diagnosis: Diagnosis) -> list[str]:

@@ -141,8 +141,9 @@ class Diagnosis:
 
     @property
     def differs(self) -> bool:
-        """Return whether there is something to explain."""
-        return bool(self.failing or self.remarks or self.beyond is not None)
+        """Return whether there is something to explain: a case, or a further call of ordinary numbers, that differs."""
+        is_seen = self.beyond is not None and self.measured is not None and self.measured.is_usual
+        return bool(self.failing or self.remarks or is_seen)
 
     @property
     def is_usual_beyond(self) -> bool:

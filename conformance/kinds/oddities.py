@@ -32,10 +32,10 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Ite
     off = tolerance * np.abs(heads).max(initial=0.0)
     if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
         return
-    sums = ratio.sum(axis=2)
-    over_queries = ratio.shape[2] > 1 and (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()
-    why = "summed over the queries they give 1: look at the axis of the softmax"
-    why = why if over_queries else "as behind a gate or a norm"
+    axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
+    over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
+    axis = "summed over the {} they give 1: look at the axis of the softmax"
+    why = axis.format(over[0]) if over else "as behind a gate or a norm"
     each = f"a number for each head and query, {ratio.min():.4g} to {ratio.max():.4g}: {why}"
     is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
     yield f"The heads {{}} are {TIMES.replace('one', 'ones')} {f'{np.median(ratio):.4g}' if is_one else each}."

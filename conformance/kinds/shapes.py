@@ -13,13 +13,14 @@ from conformance.kinds.made import bug_of
 from conformance.kinds.orders import RULES, Order, change_of, of_any_length
 from conformance.kinds.places import PLACES
 from conformance.zoo.bug import Bug
-from conformance.zoo.forward.softmax import open_scores
+from conformance.zoo.forward.softmax import has_key, open_scores
 from mha_core.reference.forward import softmax
 from mha_core.reference.state import State, Step
 
 AXES, STORED = "BHLd", "BLHd"
 """Axes of heads, and of the projection that they are made of, whose channels are (H, d)."""
 
+EMPTY_AGAIN = ", and the weights of a row without a key become 0 then"
 ROWS_AGAIN = ", and each row is divided by its sum then"
 
 SPLIT = {"queries": "projected_queries", "keys": "projected_keys", "values": "projected_values"}
@@ -107,11 +108,11 @@ def softmaxes() -> Iterator[Bug]:
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
         of_keys = 3 in axes  # then each row sums to 1, or to what no second sum changes
-        for fill, again in product(FILLS, (False,) if of_keys else (False, True)):
-            if axes == (3,) and not fill:
+        for fill, again, repaired in product(FILLS, (False,) if of_keys else (False, True), (False, True)):
+            if (axes == (3,) or repaired) and not fill:
                 continue
-            said = f"The softmax runs over {over}{fill}{ROWS_AGAIN * again}."
-            step = partial(_over, axes, again, FILLS[fill])
+            said = f"The softmax runs over {over}{fill}{ROWS_AGAIN * again}{EMPTY_AGAIN * repaired}."
+            step = partial(_over, axes, again, repaired, FILLS[fill])
             yield bug_of(said, said, "Take the softmax over the keys, the last axis.", {"weights": step})
     for most, alone in product((1, 2, 3, 4, 8), (False, True)):
         said = (
@@ -122,14 +123,14 @@ def softmaxes() -> Iterator[Bug]:
         )
 
 
-def _over(axes: Sequence[int], again: bool, filled: Filled, state: State, beneath: Step) -> NDArray:
+def _over(axes: Sequence[int], again: bool, repaired: bool, filled: Filled, state: State, beneath: Step) -> NDArray:
     scores = np.where(state["allowed"], state["scores"], filled(state["scores"]))
     highest = scores.max(axis=tuple(axes), keepdims=True, initial=-np.inf)
     found = np.exp(scores - np.where(np.isneginf(highest), 0.0, highest))
     for summed in (tuple(axes), *((-1,),) * again):
         total = found.sum(axis=summed, keepdims=True)
         found = found / np.where(total == 0.0, 1.0, total)
-    return found
+    return np.where(has_key(state), found, 0.0) if repaired else found
 
 
 def _of_largest(most: int, alone: bool, state: State, beneath: Step) -> NDArray:

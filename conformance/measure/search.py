@@ -201,7 +201,7 @@ class Probing:
         return self._against(model) is None
 
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
-        """Return the models of the zoo's bugs that reproduce every ordinary answer, and the number of these answers.
+        """Return the models of known bugs, or of one by formula, that give every ordinary answer, and the answers' number.
 
         If `suffices` holds for models that reproduce all answers, the result is these and the number of all answers.
         A model gets another bug, in rows without a key, if it then reproduces more answers. The result is ([], 0)
@@ -218,7 +218,7 @@ class Probing:
         if not differing[0] or differing[0] == differing[1]:
             return [], 0
         of_usual = replace(self, outcomes=usual, suffices=suffices)
-        found = of_usual._found(measuring=False)
+        found = of_usual._found(measuring=False) or of_usual._of_families()
         beside = [(*model, *other) for model in found for other in self._companions if other[0] not in model]
         found += filter(of_usual._is_whole, beside)
         every = [(row.probe, one) for row in self.outcomes for one in row.asked]
@@ -258,6 +258,15 @@ class Probing:
                     partly += tried
                 bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
         return []
+
+    def _of_families(self) -> list[Model]:
+        """Return the models of one bug by formula that give every answer."""
+        from conformance.kinds.families import families  # many
+
+        def candidates(base: Model, outcome: ProbeResult) -> Iterator[Iterable[Bug]]:
+            return iter([families(outcome.probe.stage)])
+
+        return list(filter(self._is_whole, self._extended((), candidates, conditions=False)))
 
     def _is_whole(self, model: Model) -> bool:
         if not self.gives_all(model):

@@ -84,6 +84,7 @@ class Brief:
         seen: lines that show what is wrong.
         more: further lines.
         details: lines shown only in the long form (-v).
+        is_answer_first: whether `extent` stands before the causes, as where every case is equal.
     """
 
     subject: str
@@ -95,6 +96,7 @@ class Brief:
     seen: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    is_answer_first: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -113,7 +115,8 @@ class Brief:
     @property
     def text(self) -> str:
         """Return the whole text: the causes first, where there are some."""
-        said = [*self.said, self.extent] if self.causes else [self.extent, *self.said]
+        last = self.causes and not self.is_answer_first
+        said = [*self.said, self.extent] if last else [self.extent, *self.said]
         return "\n".join(filter(None, [*said, *self.more, *self.details]))
 
     def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
@@ -146,7 +149,7 @@ class Brief:
         causes = fitted(blocks, room, lambda count: self._left_out(count, flag, width))
         fits = sum(map(len, (extent, *blocks, symbols, sure))) <= most
         rows, after = [*causes, *symbols * fits, *sure], extent
-        if not self.causes:
+        if not self.causes or self.is_answer_first:
             rows, after = [*extent, *rows], []
         for lines in (self.seen, self.more if head else ()):
             for line in lines:

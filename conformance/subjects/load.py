@@ -159,6 +159,12 @@ def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_li
     check_member(where, dtype, _dtypes_of(where, original))
     if isinstance(original, FunctionSubject):
         original = replace(original, dtype=dtype)
+    own = getattr(original, "capabilities", None)
+    if not isinstance(own, Capabilities | None):
+        raise SpecError(
+            f"{where}: its capabilities must be an object of mha_parity.core.subject.Capabilities, such as "
+            f"Capabilities('query_dim', 'grouped'). Got {shown(repr(own))}."
+        )
     said = isinstance(original, FunctionSubject) or any(hasattr(original, n) for n in ("supports", "capabilities"))
     return LoadedSubject(
         spec=spec,
@@ -228,6 +234,9 @@ def load_subjects(
     return subjects, left_out
 
 
+PROGRAM = "; what it does as a program belongs below `if __name__ == '__main__':`, which an import does not run"
+
+
 def check_time_limit(seconds: float) -> float:
     """Return `seconds` if it is a limit that a thread can wait for; raise SpecError otherwise."""
     if not 0.0 < seconds <= 1e6:  # also NaN
@@ -270,6 +279,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
         extra = EXTRAS.get((missing or "").split(".")[0])
         other = f"; install it for {sys.executable}, or give the interpreter that has it (--python)" if missing else ""
         install = other if extra is None else f"; {install_command(extra)}"
+        install = PROGRAM if isinstance(error, SystemExit) else install
         raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}{install}") from error
     for name in path.split("."):
         if not hasattr(found, name):

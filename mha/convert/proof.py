@@ -29,6 +29,7 @@ from mha_core.config import PROJECTIONS
 from mha_core.dtypes import divisors, round_to
 from mha_core.layouts import config_of
 from mha_core.parts.rotary import in_words, positions_in
+from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights, check_weights
 
 OTHER_SCALE = 0.5
@@ -36,6 +37,13 @@ OTHER_SCALE = 0.5
 
 NEAREST = 2
 """Readings that are judged, of all others by which a layer may be meant: those whose outputs are nearest."""
+
+NOTHING_ELSE = (
+    "\nNor does it with another number of heads, with matrices transposed or in another order, or with one other bias. "
+    "Is the call of these very weights? Other packings, scales and rotary positions: --infer tries them, on one call"
+)
+
+SAME_WEIGHTS = "\nThe recorded layer holds the same weights: it computes something else, as with another mask or scale"
 
 CAUSALITY = ("", "causal", "aligned at the last key")
 """Ends of the names of possible masks, where a record does not say which it was."""
@@ -182,19 +190,17 @@ def _read_otherwise(
             far = max(_distance(call, mask, config, weights) for call, mask in calls)
             said = f"causal={not was}, not {was} as in the record"
             ranked.append((far, config, weights, said, calls))
-    for other, held, said in _other_readings(config, weights):
-        for masks in readings:
+    for masks in readings:
+        calls = list(zip(layer.calls, masks, strict=True))
+        for other, held, said in (*_other_readings(config, weights), *_other_bias(*calls[0], config, weights)):
             with suppress(SpecError):  # a mask of each head does not fit other numbers of heads
-                calls = list(zip(layer.calls, masks, strict=True))
                 ranked.append(
                     (max(_distance(call, mask, other, held) for call, mask in calls), other, held, said, calls)
                 )
     for _, other, held, said, calls in sorted(ranked, key=itemgetter(0))[:NEAREST]:
         if not any(_shows(call, mask, other, held, precision) for call, mask in calls):
             return f"\nIt does with {said}"
-    return (
-        "\nIf matrices may be transposed, packed or ordered in another way: --infer finds how, from one recorded call"
-    )
+    return NOTHING_ELSE if layer.weights is None or _other_weights(layer, weights) else SAME_WEIGHTS
 
 
 def _turned(call: OriginalCall, mask: str) -> OriginalCall:
@@ -236,21 +242,52 @@ def _other_orders(config: AttentionConfig, weights: Weights) -> Iterator[tuple[d
     for kind in ("weight", "bias"):
         if len({weights[f"{name}.{kind}"].shape if f"{name}.{kind}" in weights else None for name in read}) > 1:
             return
-    kinds = [kind for kind in ("weight", "bias") if f"q_proj.{kind}" in weights]
-    infer = "add --infer, which reads them so"
-    for order in permutations("qkv"):
-        if "".join(order) != "qkv":
-            moved = {
-                f"{own}_proj.{k}": weights[f"{at}.{k}"] for own, at in zip(order, read, strict=True) for k in kinds
-            }
-            yield {**weights, **moved}, f"the rows in the order {', '.join(order)}, not q, k, v: {infer}"
-    held = dict(weights)
-    for kind in kinds:
-        rows = np.concatenate([weights[f"{name}.{kind}"] for name in read])
-        split = rows.reshape(config.num_heads, 3, len(rows) // (3 * config.num_heads), *rows.shape[1:])
-        for index, name in enumerate(read):
-            held[f"{name}.{kind}"] = split[:, index].reshape(weights[f"{name}.{kind}"].shape)
-    yield held, f"the rows packed head by head, (heads, 3, head_dim), not in three blocks: {infer}"
+    kinds = tuple(kind for kind in ("weight", "bias") if f"q_proj.{kind}" in weights)
+    for some in dict.fromkeys((kinds, *((kind,) for kind in kinds))):
+        rows = "rows" if some == kinds else f"rows of the {NAMED[some[0]]} alone"
+        then = "add --infer, which reads them so" if some == kinds else "write weights and biases in one order"
+        for order in permutations("qkv"):
+            if "".join(order) != "qkv":
+                pairs = list(zip(order, read, strict=True))
+                moved = {f"{own}_proj.{kind}": weights[f"{at}.{kind}"] for own, at in pairs for kind in some}
+                yield {**weights, **moved}, f"the {rows} in the order {', '.join(order)}, not q, k, v: {then}"
+        for shape, said in SPLITS.items():
+            held = dict(weights)
+            for kind in some:
+                whole = np.concatenate([weights[f"{name}.{kind}"] for name in read])
+                heads = [config.num_heads if size == "heads" else 3 for size in shape]
+                split = whole.reshape(*heads, -1, *whole.shape[1:]).swapaxes(0, 1).reshape(3, -1, *whole.shape[1:])
+                for part, name in zip(split, read, strict=True):
+                    held[f"{name}.{kind}"] = part.reshape(weights[f"{name}.{kind}"].shape)
+            yield held, f"the {rows} {said}: {then}"
+
+
+NAMED = {"weight": "weights", "bias": "biases"}
+SPLITS = {  # shape of the rows of queries, keys and values -> how they stand, in words
+    ("heads", "3"): "packed head by head, (heads, 3, head_dim), not in three blocks",
+    ("3", "heads"): "put back: they were in three blocks, and were taken for (heads, 3, head_dim)",
+}
+
+
+def _other_bias(
+    call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights
+) -> Iterator[tuple[AttentionConfig, Weights, str]]:
+    """Yield the layer with one vector more in every row of its output, which a bias of the output or of values is."""
+    if "output" not in call.outputs or not config.projections:
+        return
+    problem = Problem(config, weights, call.inputs[mask], call.outputs)
+    given = [np.asarray(reference.run(one.config, one.weights, one.inputs).output) for one in _pieces(problem)]
+    wanted = np.asarray(call.outputs["output"], np.float64)
+    off = wanted.reshape(-1, wanted.shape[-1]) - np.concatenate([one.reshape(-1, wanted.shape[-1]) for one in given])
+    off = off[np.isfinite(off).all(axis=-1)]
+    if not len(off):
+        return
+    own = weights.get("out_proj.bias", 0.0)
+    held = {**weights, "out_proj.bias": np.asarray(own + np.median(off, axis=0))}
+    lacking = [name for name in ("out_proj.bias", "v_proj.bias") if name not in weights]
+    said = f"the file lacks {' or '.join(lacking)}" if lacking else "out_proj.bias or v_proj.bias is another one there"
+    bias = replace(config.bias, out_proj=True)
+    yield replace(config, bias=bias), held, f"one vector more in every row of the output: {said}"
 
 
 def _other_heads(config: AttentionConfig, weights: Weights) -> Iterator[tuple[AttentionConfig, str]]:
@@ -293,4 +330,6 @@ def _other_weights(layer: OriginalLayer, weights: Weights) -> str:
             or not np.array_equal(round_to(one, layer.dtype), round_to(two, layer.dtype))
         ):
             other.append(name)
+    if not set(weights) - set(other):
+        return "\nthe recorded layer holds other weights, in every array: is the call of another layer or checkpoint?"
     return f"\nthe recorded layer holds other weights: {', '.join(other)}" if other else ""

@@ -43,11 +43,13 @@ class Fit:
         hypothesis: the hypothesis with all its biases.
         ratio: the worst error / allowed error of the output; at most 1 if it fits.
         error: the worst error of the output.
+        is_shifted: whether it is one vector in all rows that the output is off by, as a bias would add.
     """
 
     hypothesis: Hypothesis
     ratio: float
     error: float
+    is_shifted: bool = False
 
     @property
     def fits(self) -> bool:
@@ -83,7 +85,9 @@ class Judge:
             if judged and distance > 4.0 * choices[0][0] + spread:
                 break
             judged.append(self._judge(changed))
-        return [fit for fit in judged if fit.fits] or [min(judged, key=lambda fit: fit.ratio)]
+        nearest = min(judged, key=lambda fit: fit.ratio)
+        is_shifted = len(missing) > 1 and spread * nearest.ratio <= nearest.error  # the spread is within the bound
+        return [fit for fit in judged if fit.fits] or [replace(nearest, is_shifted=is_shifted)]
 
     def _problem(self, hypothesis: Hypothesis) -> Problem:
         """The whole record as a problem."""

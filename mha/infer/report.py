@@ -47,6 +47,8 @@ def _lines(found: Inference) -> Iterator[str]:
             yield from _facts_in_lines({name: every[0][name] for name in names if name not in different})
     else:
         yield f"No mapping fits the recorded output ({effort})."
+        if found.closest is not None and found.closest.is_shifted:
+            yield "The closest does with one vector more in every row: no array is that bias of output or values."
         if found.closest is not None:
             times = f"{found.closest.ratio:,.3g} times" if np.isfinite(found.closest.ratio) else "infinitely more than"
             yield f"The closest is off by {found.closest.error:.3g}, which is {times} what is allowed:"
@@ -54,7 +56,9 @@ def _lines(found: Inference) -> Iterator[str]:
         yield (
             "Tried were separate and packed arrays, grouped heads, both orders of heads, five scales, a causal mask if "
             "the record does not say, and rotary positions with usual bases, of all, a half or a quarter of the "
-            "channels. Not tried: norms of queries or keys, rotary positions with a rule, other settings and masks."
+            "channels. Not tried: biases in another order than the rows of their matrices (`mha convert --recorded` "
+            "tries that without --infer), norms of queries or keys, rotary positions with a rule, other settings and "
+            "masks."
         )
         if len(found.observed.masks) == 1:
             yield "No other mask was tried. If `causal` in the record may be wrong, leave it out: both are tried then."

@@ -67,17 +67,49 @@ def defined_in(path: Path, first: str = "weights") -> list[str]:
 
     def rank(one: ast.FunctionDef | ast.ClassDef) -> int:
         if isinstance(one, ast.ClassDef):
-            return 2
+            return 3 if _methods(one) & CALLED else 2
         return int([each.arg for each in one.args.args[:1]] != [first] * bool(first))
 
     return [one.name for one in sorted(found, key=rank)]
+
+
+CALLED = frozenset(("forward", "call", "__call__"))
+"""Methods by which the layers of frameworks are called."""
+
+
+def _methods(one: ast.ClassDef) -> set[str]:
+    """The names of the methods of a class; none if one is `prepare`, as a subject has it."""
+    found = {each.name for each in one.body if isinstance(each, ast.FunctionDef)}
+    return set() if "prepare" in found else found
+
+
+def layer_in(path: Path) -> str:
+    r"""Return the name of the class of a framework's layer that `spec_of` names, which is no subject; "" for others.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "mine.py")
+    ...     _ = file.write_text("class Layer:\n    def forward(self, x): ...")
+    ...     layer_in(file)
+    'Layer'
+    """
+    module, _, name = spec_of(path).partition(":")
+    try:
+        body = ast.parse((path if path.suffix == ".py" else Path(f"{module.replace('.', '/')}.py")).read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return (
+        name
+        if any(isinstance(one, ast.ClassDef) and one.name == name and _methods(one) & CALLED for one in body)
+        else ""
+    )
 
 
 def spec_meant(text: str, example: str = "attention") -> str:
     """Return in words what to write instead of a text that is not of the form MODULE:NAME.
 
     >>> spec_meant("layers/mine.py:attention")
-    'name the module, without .py: write layers.mine:attention'
+    'name the module, without .py: write layers.mine:attention; there is no file layers/mine.py'
     >>> import tempfile, contextlib
     >>> with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
     ...     Path("my-layer.py").touch()
@@ -93,7 +125,8 @@ def spec_meant(text: str, example: str = "attention") -> str:
     folder = f", and run this in {shown(file.parent)}" * elsewhere
     module = ".".join(part for part in file.with_suffix("").parts if part != ".") if not elsewhere else file.stem
     if name.replace(".", "_").isidentifier() and (place.endswith(".py") or "/" in place):
-        return f"name the module, without .py: write {shown(module)}:{shown(name)}{folder}"
+        missing = "" if file.is_file() else f"; there is no file {shown(file)}"
+        return f"name the module, without .py: write {shown(module)}:{shown(name)}{folder}{missing}"
     if not name and file.is_file():
         there = defined_in(file, "weights" if example == "attention" else "")
         more = f" ({file} has: {listed([shown(one) for one in there], MOST)})" if len(there) > 1 else ""
@@ -135,6 +168,8 @@ def taken_by(path: str | os.PathLike[str]) -> str:
     'it is code, and no file: `mha check --subject mine:attention` judges a function'
     """
     path, name = Path(path), shown(path)
+    if (names_code(path) or path.suffix == ".py") and (layer := layer_in(path)):
+        return f"it is code, of the layer {shown(layer)}; {TO_RECORD}"
     if names_code(path):
         return f"it is code, and no file: `mha check --subject {name}` judges a function; {TO_RECORD}"
     if path.is_dir():

@@ -331,12 +331,16 @@ def _take_no_arguments(words: Sequence[str]) -> None:
         return
     from mha_core.backend import names
     from mha_core.errors import shown
-    from mha_core.files.mistaken import WEIGHTS, spec_of, taken_by
+    from mha_core.files.mistaken import WEIGHTS, layer_in, spec_of, taken_by
 
     word = words[0]
     named, path = shlex.quote(shown(word)), Path(word)
     if word in names():
         hint = f"Did you mean --backend {named}?"
+    elif path.suffix == ".py" and (layer := layer_in(path)):
+        hint = (
+            f"A class around the layer {shown(layer)} is judged: `mha check --new FILE.py --framework NAME` writes one."
+        )
     elif path.suffix == ".py":
         hint = f"Did you mean --subject {shlex.quote(spec_of(path))}?"
     elif path.suffix != ".safetensors" and path.name.endswith(WEIGHTS):

@@ -88,10 +88,12 @@ class DiagnoseOptions(Apart):
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
-        from mha_core.files.mistaken import names_code, spec_of
+        from mha_core.files.mistaken import TO_RECORD, layer_in, names_code, spec_of
 
         if self.spec is None and self.file is not None and (names_code(self.file) or self.file.suffix == ".py"):
-            raise CouldNotRun(f"{self.file} is code, and no recording: mha diagnose --subject {spec_of(self.file)}")
+            of_layer = f"{TO_RECORD}; then mha diagnose calls.safetensors" * bool(layer_in(self.file))
+            command = of_layer or f"mha diagnose --subject {spec_of(self.file)}"
+            raise CouldNotRun(f"{self.file} is code, and no recording: {command}")
         if self.file is None and self.spec is None:
             raise CouldNotRun(
                 "give your own layer, as in `mha diagnose --subject mine:attention`, or a recording of one, as in `mha "

@@ -46,6 +46,10 @@ WHY_FEW = (
     "(docs/subjects.md), or record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)."
 )
 
+BELOW = 'What would have it asked the others stands below, at "Not judged" (docs/subjects.md).'
+
+OF_WIDTH = "Its width is that of the output projection: heads @ out_proj.weight.T + out_proj.bias."
+
 HEADS = "It does not take `num_heads`, so it was asked with one head: write def f(..., mask, *, num_heads)."
 
 WROTE = "wrote into its inputs"
@@ -62,6 +66,10 @@ HINTS = {
     "caller reads again.",
     rf"{WROTE}: (\w+).*, {BY_ASSIGNMENT}": "Copy it first: {0} = {0}.copy(). It is the array that was given, which its "
     "caller reads again.",
+    r"\bprepare\(\) (takes|missing) ": "It is called as prepare(config, weights), and returns a function run(inputs).",
+    r"\brun\(\) (takes|missing) ": "It is called as run(inputs), with inputs.queries, .keys, .values and .mask.",
+    "zero-size array to reduction operation (fmin|min|max)|(max|min)\\(\\): Expected reduction dim": "A call may have "
+    "no keys, and they no maximum: give it a start, as in x.max(axis=-1, initial=-np.inf), or return zeros then.",
     r"reshape.*(size 0\b|\b0 elements|empty tensor)": "Write every size, none as -1: an empty array does not tell it.",
     "mismatch in its core dimension|shapes cannot be multiplied|not aligned|contracting dimensions": "If one is a "
     "weight, it is (out, in): write x @ weight.T; a kernel is weight.T.",
@@ -140,7 +148,8 @@ def about(
         undeclared: whether the subject does not declare which features it supports.
         cases: all cases and sequences of calls that the subject was given.
     """
-    wrong = any(one.status in ("different", "failed") for one in results)
+    asked = [one for one in results if one.status != "unsupported"]
+    wrong = any(one.status in ("different", "failed") for one in asked)
     told, ordinary = _ordinary(told)
     if told is not None and any(one.case.startswith("sequence") for one in results):  # a case of the row above
         told = replace(told, sure=OF_ONE_CALL.sub(r"\1 of one call", told.sure))
@@ -157,7 +166,7 @@ def about(
         *([] if known else shapes),
         *([] if known else kept),
         *of_calls,
-        *([UNDECLARED] if undeclared and wrong else []),
+        *([UNDECLARED] if undeclared and wrong and any(one.status != "failed" for one in asked) else []),
         *_of_few(results),
     ]
     raised = _raised(results, width)
@@ -226,10 +235,16 @@ def _of_few(results: Sequence[Result]) -> list[str]:
     asked = [one for one in cases if one.status != "unsupported"]
     if FEW * len(asked) >= len(cases):
         return []
-    of_heads = any(one.status == "unsupported" and "no parameter num_heads" in one.message for one in results)
-    return [
-        f"Only {len(asked)} of {len(cases)} cases were asked, so a cause may not show. {HEADS if of_heads else WHY_FEW}"
-    ]
+    left_out = [one.message.removeprefix("cannot express: ") for one in cases if one.status == "unsupported"]
+    of_heads = any("no parameter num_heads" in one for one in left_out)
+    declared = sum(all(_lacking(reason)[0] for reason in one.split("; ")) for one in left_out)
+    why = HEADS if of_heads else BELOW if 2 * declared > len(left_out) else WHY_FEW
+    few = (
+        f"Only {len(asked)} of {len(cases)} cases were asked, so a cause may not show."
+        if asked
+        else "No case was asked."
+    )
+    return [f"{few} {why}"]
 
 
 def _misshapen(results: Sequence[Result]) -> list[tuple[Result, Mismatch]]:
@@ -256,8 +271,10 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     # Its width may be wrong too.
     forms = [form_of([(got, (*right[:2], got[2]))]) for got, right in pairs if len(got) == len(right) == 3]
     changes = {form.change for form in forms if form is not None}
+    is_width = bool(pairs) and all(len(got) == len(right) == 3 and got[:2] == right[:2] for got, right in pairs)
     change = f" {changes.pop()}" if len(changes) == 1 and 2 * sum(map(bool, forms)) > len(wrong) else ""
     judged = sum(one.status != "unsupported" for one in results)
+    change = f" {OF_WIDTH}" if is_width else change
     return [f"{head}{mismatch.message} (case {first.case}, and so in {len(wrong)} of {judged}).{change}"]
 
 
@@ -313,7 +330,7 @@ def _with_shapes(text: str, longest: int) -> str:
     """A reason that is cut where it is too long, but not in its first two shapes, nor in the line of the user's code.
 
     >>> _with_shapes("RuntimeError: size mismatch, a.weight: it is [6, 12] and not [12, 12], as is (a.py:3 in f)", 70)
-    'RuntimeError ... ght: it is [6, 12] and not [12, 12] ... (a.py:3 in f)'
+    'RuntimeError ... it is [6, 12] and not [12, 12] ... (a.py:3 in f)'
     """
     shapes = [one.span() for one in SHAPE.finditer(text)][:2]
     end = at[0] if (at := PLACE.search(text)) else ""
@@ -405,15 +422,39 @@ def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
 
 
 def _not_judged(results: Sequence[Result], width: int) -> list[str]:
-    """A row with what could not be expressed, the most frequent reason first, and in how many cases each is one."""
+    """A row with what the subject must declare to be asked more, the most frequent first, and one with other reasons.
+
+    In brackets stands in how many cases each is one.
+    """
     left_out = {one.case: one.message for one in results if one.status == "unsupported"}
-    reasons = Counter(
-        reason.partition(" (")[0]
-        for message in left_out.values()
-        for reason in dict.fromkeys(message.removeprefix("cannot express: ").split("; "))
-    )
-    said = [f"{reason} ({count})" for reason, count in reasons.most_common()]
-    return _fitted("Not judged, cases with ", said, width)
+    kinds: dict[str, Counter[str]] = {}
+    for message in left_out.values():
+        reasons = message.removeprefix("cannot express: ").split("; ")
+        for kind, what in dict.fromkeys(map(_lacking, reasons)):
+            kinds.setdefault(kind, Counter())[what] += 1
+    rows = []
+    for kind, counted in sorted(kinds.items(), key=lambda one: -max(one[1].values())):
+        named = kind if len(counted) > 1 else {"capabilities": "capability", "parameters": "parameter"}.get(kind, "")
+        head = f"Not judged without the {named} " if kind else CASES_WITH
+        rows += _fitted(head, [f"{what} ({count})" for what, count in counted.most_common()], width)
+    return rows
+
+
+CASES_WITH = "Not judged, cases with "
+NO_PARAMETER = re.compile(r".* \(the function has no parameter (\w+)")
+
+
+def _lacking(reason: str) -> tuple[str, str]:
+    """What would have it asked, if a subject can declare that: the kind of thing, and its name; else "" and the reason.
+
+    >>> _lacking("fewer key heads than query heads"), _lacking("a mask of each head (it takes one)")
+    (('capabilities', 'grouped'), ('', 'a mask of each head'))
+    """
+    if found := NO_PARAMETER.match(reason):
+        return "parameters", found[1]
+    reason = reason.partition(" (")[0]
+    named = next((row.name for row in FEATURES if row.words == reason), "")
+    return ("capabilities", named) if named else ("", reason)
 
 
 def _covered(looked_at: LookedAt | None, width: int) -> list[str]:

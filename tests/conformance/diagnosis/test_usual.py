@@ -9,12 +9,14 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
-from conformance.diagnosis.diagnose import STORED_IN, diagnose
+from conformance.diagnosis.diagnose import STORED_IN, Diagnosis, diagnose
+from conformance.judging.compare import Mismatch
 from conformance.judging.expected import EXCLUDED
 from conformance.kinds.made import ADDED, FINITE, PADDING, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
-from conformance.measure.search import Located
+from conformance.measure.probes import PROBES
+from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.reports.brief import MADE
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
@@ -210,6 +212,83 @@ def test_a_finite_number_is_named_beside_what_the_cases_show():
     ordinary = brief(replace(found, explanations=(), partly=tuple(turned), ordinary=9))  # and not in extreme cases
     assert [one.is_common for one in ordinary.causes] == [False, True]
     assert ordinary.lines[1].startswith("Cause 2 in every ordinary case, at the attention weights: ")
+
+
+def test_what_is_by_formula_is_named_where_only_extreme_calls_contradict_it():
+    """A softmax over the heads, whose maximum begins at the number for excluded scores: lower ones are 0 / 0."""
+
+    def weigh(scores, mask):
+        filled = np.where(mask, scores, -1e9)
+        powers = np.exp(filled - filled.max(axis=1, keepdims=True, initial=-1e9))
+        return powers / powers.sum(axis=1, keepdims=True) * mask.any(axis=-1, keepdims=True)
+
+    subject = layer(weigh)
+    probing = Probing(Asker(subject, configs=CONFIGS[3:4]), ())
+    some = ("one-key", "equal-scores", "items", "masked-scores", "excluded-large", "empty-rows")
+    probing = replace(probing, outcomes=tuple(probing._asked(one) for one in PROBES if one.id in some))
+    models, calls = probing.ordinary(lambda model: True)
+    said = {" ".join(bug.sentence for bug in model) for model in models}
+    assert calls > 10
+    assert said == {
+        "The softmax runs over heads, with -1e9 as the score of excluded keys, and the weights of a row without a key "
+        "become 0 then."
+    }
+
+
+def test_what_no_case_asks_is_said_of_an_equal_layer_and_is_no_cause():
+    """`mha check` says equal of it, so this must."""
+    subject = layer(lambda scores, mask: softmax(np.where(mask, scores, -1e9)) * mask.any(axis=-1, keepdims=True))
+    found = diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:4]))
+    told = brief(found)
+    assert (found.differs, told.status, told.causes) == (False, 0, ())
+    assert told.rows()[0].startswith(f"{subject.name} (float64) is equal to the reference in all ")
+    assert "There is nothing to explain" not in told.text
+    remark = "No case asks it, but this would differ: allowed keys that score far below the excluded ones. "
+    assert f"{remark}Excluded scores become -1e9, which real scores can go below. (fill-1e9)" in told.text
+
+
+def test_an_ordinary_further_call_that_differs_is_said_behind_what_is_equal():
+    """It is a fault, of calls that no case chosen here is: the answer on the cases comes first all the same."""
+
+    def weigh(scores, mask):
+        return softmax(np.where(mask, scores, -np.inf)) * (0.5 if scores.shape[-1] == 1 else 1.0)
+
+    subject = layer(weigh)
+    told = brief(diagnose(subject, select(SOME[:2]), experiments=Asker(subject, configs=CONFIGS[3:4])))
+    assert told.status == 1
+    for rows in (told.rows(), told.text.splitlines()):
+        assert rows[0].startswith(f"{subject.name} (float64) is equal to the reference in all 2 cases, but not in"), (
+            rows
+        )
+
+
+def test_a_dtype_that_is_wrong_is_no_whole_diagnosis():
+    """ "output is float32" stood alone, where the scale and the heads were wrong as well."""
+    said = "output is float32; a run in float64 must give float64"
+    problem = select(("prime",))[0].build()
+    found = Diagnosis("mine", "float64", ("prime",), (), {}, Mismatch("output", said), ("output",))
+    (alone,) = brief(found).causes
+    assert (alone.what, alone.change.partition(",")[0]) == (f"{said}.", "Next: give it the inputs' dtype")
+    assert "--dtype float32" in alone.change
+    step = brief(replace(found, located=Located("scores", problem))).causes
+    assert [one.what.partition(" not proved")[0] for one in step] == [f"{said}.", "First wrong step"]
+    shape = replace(found, mismatch=Mismatch("output", "output has shape (2, 3)"), located=Located("scores", problem))
+    assert [(one.what, one.change) for one in brief(shape).causes] == [("output has shape (2, 3).", "")]
+
+
+def test_a_first_wrong_step_is_said_of_a_call_that_has_no_other_alone():
+    """Where outputs alone were read, another step may be wrong: a ReLU on heads was called a fault of the output."""
+    problem = select(("prime",))[0].build()
+    row = next(one for one in PROBES if one.id == "one-key")
+    outcomes = (ProbeResult(row, (problem,), (problem,)),)
+    asker = Asker(layer(lambda scores, mask: scores))
+    found = Diagnosis("mine", "float32", ("prime",), (), {}, None, ("output",), located=Located("output", problem))
+    read = replace(found, measured=Measured((), outcomes, asker))
+    assert brief(read).causes[0].what.startswith("First wrong step not proved; outputs alone point to the output (")
+    isolated = (ProbeResult(replace(row, stage="output"), (problem,), (problem,)),)
+    shown = replace(found, visible=("heads", "output"), measured=read.measured)
+    for one in (replace(found, measured=Measured((), isolated, asker)), shown):
+        assert brief(one).causes[0].what.startswith("First wrong step: the output (")
 
 
 def test_a_right_stage_acquits_what_stands_before_it():

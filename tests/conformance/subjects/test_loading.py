@@ -93,7 +93,7 @@ SPECS = {
     ":subject": "':subject': it must read MODULE:NAME",
     "mine:": "'mine:': name what is in it, too: write mine:right (",
     "mine:a b": "'mine:a b': it must read",
-    "folder/mine.py:subject": "'folder/mine.py:subject': name the module, without .py: write folder.mine:subject",
+    "folder/mine.py:subject": "name the module, without .py: write folder.mine:subject; there is no",
     "nowhere:subject": "or among the installed packages; `mha check --new FILE.py` writes one to begin with",
     "mine.sub:subject": "subject 'mine.sub:subject': there is no module 'mine.sub' in ",
     "mine.py:right": "name the module, without .py: write mine:right",

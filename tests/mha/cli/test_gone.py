@@ -50,6 +50,27 @@ def test_a_word_that_check_does_not_take_is_answered_with_what_does(word, hint):
     assert result.output == f"Error: Got unexpected extra argument ({word}). {hint}{more}\n"
 
 
+def test_a_file_with_the_class_of_a_layer_is_not_called_a_subject(tmp_path, monkeypatch):
+    """Such a class is refused by `mha check --subject`: it must not be what the next command names."""
+    monkeypatch.chdir(tmp_path)
+    record = 'with mha.capture(model, "calls.safetensors"): model(x)'
+    of = {
+        "replay rec.py": f"it is code, of the layer Original; a recording is written in Python: {record}",
+        "diagnose rec.py": f"{record}; then mha diagnose calls.safetensors",
+        "diagnose rec:Original": f"{record}; then mha diagnose calls.safetensors",
+        "check rec.py": "A class around the layer Original is judged: `mha check --new FILE.py --framework NAME`",
+    }
+    (tmp_path / "rec.py").write_text("class Original:\n    def forward(self, x): ...\n")
+    for words, said in of.items():
+        result = CliRunner().invoke(main, words.split())
+        assert result.exit_code == 2
+        assert said in result.output
+    (tmp_path / "rec.py").write_text("class Original:\n    def prepare(self, config, weights): ...\n")
+    assert "Did you mean --subject rec:Original?" in CliRunner().invoke(main, ["check", "rec.py"]).output
+    (tmp_path / "rec.py").write_text("class One:\n    def forward(self, x): ...\n\n\nclass Two:\n    prepare = None\n")
+    assert "Did you mean --subject rec:Two?" in CliRunner().invoke(main, ["check", "rec.py"]).output
+
+
 @pytest.mark.parametrize("word", ELSEWHERE)
 def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
     result = CliRunner().invoke(main, [word, "more"])

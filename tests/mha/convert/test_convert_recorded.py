@@ -108,7 +108,8 @@ def test_a_layer_that_gives_something_else_is_refused_with_status_1(seed, wrong,
     assert result.exit_code == 1, result.output
     assert f"{PREFIXES[0]} does not give what was recorded of layers.0.attn: output" in result.output
     assert "nothing was written" in result.output
-    assert ("the recorded layer holds other weights: q_proj.weight, " in result.output) == also
+    assert ("the recorded layer holds other weights, in every array: is the call of" in result.output) == also
+    assert ("\nThe recorded layer holds the same weights: it computes something else" in result.output) != also
     assert sorted(os.listdir(tmp_path)) == ["calls.safetensors", "source.safetensors"]
 
 
@@ -296,7 +297,9 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     name = f"{PREFIXES[0]}.self.key.weight"
     assert name in held
     assert "\nIt does with k_proj.weight transposed: " in message({**held, name: np.ascontiguousarray(held[name].T)})
-    assert "--infer finds how" in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
+    assert "Is the call of these very weights? " in message(
+        {name: np.ascontiguousarray(x[::-1]) for name, x in held.items()}
+    )
     assert "\nIt does with num_heads=3, not 4" in message(held, num_heads=4)
     assert "\nIt does with num_heads=3, not 6, and with each matrix transposed: " in message(kernels, num_heads=6)
 
@@ -320,6 +323,17 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
             named(role, kind): rows[i * len(rows) // 3 : (i + 1) * len(rows) // 3] for i, role in enumerate(roles)
         }
     assert "\nIt does with the rows packed head by head, (heads, 3, head_dim), not in three blocks" in message(packed)
+    # Weights in another order, and biases as they are due; then the reverse.
+    weights = {name: array for name, array in turned.items() if name.endswith("weight")}
+    assert "\nIt does with the rows of the weights alone in the order k, q, v, not q, k" in message({**held, **weights})
+    own = {name: array for name, array in packed.items() if ".self." in name and name.endswith("weight")}
+    assert "\nIt does with the rows of the weights alone packed head by head, " in message({**held, **own})
+    biases = {name: array for name, array in packed.items() if ".self." in name and name.endswith("bias")}
+    assert "\nIt does with the rows of the biases alone packed head by head, " in message({**held, **biases})
+    name = f"{PREFIXES[0]}.output.dense.bias"
+    assert "\nIt does with one vector more in every row of the output: out_proj.bias or v_proj.bias is another" in (
+        message({**held, name: held[name] + 1})
+    )
 
     held, x = arrays_of("canonical", GROUPED), np.random.default_rng(2).normal(size=(2, 5, 20)).astype("float32")
     calls = record(tmp_path / "two.safetensors", ("attn", 0), inputs=AttentionInputs(x, x, x), config=GROUPED)

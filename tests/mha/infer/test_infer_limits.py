@@ -97,6 +97,13 @@ def test_another_layers_output_fits_nothing():
     assert found.verdict == "none"
     assert "No mapping fits" in describe(found)
     assert "The closest is off by" in describe(found)
+    assert "one vector" not in describe(found)
+
+
+def test_a_bias_that_no_array_is_is_named():
+    weights = drawn(CONFIG)
+    found = infer(scrambled(weights), call(CONFIG, weights) | {"output": call(CONFIG, weights)["output"] + 1})
+    assert "\nThe closest does with one vector more in every row: no array is that bias" in describe(found)
 
 
 def test_numbers_that_are_off_by_more_than_the_bound_do_not_fit():

@@ -52,4 +52,4 @@ def test_a_query_key_norm_is_not_looked_for_and_said():
     _, weights, record = recorded_decoder(query_key_norm=QueryKeyNorm())
     found = infer(scrambled(weights), record, num_heads=2)
     assert found.verdict == "none"
-    assert "Not tried: norms of queries or keys" in describe(found)
+    assert "norms of queries or keys, rotary positions with a rule" in describe(found)
