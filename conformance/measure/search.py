@@ -201,7 +201,7 @@ class Probing:
         return self._against(model) is None
 
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
-        """Return the models of known bugs, or of one by formula, that give every ordinary answer, and the answers' number.
+        """Return the models of known bugs, or of one by formula, that give every ordinary answer, and how many.
 
         If `suffices` holds for models that reproduce all answers, the result is these and the number of all answers.
         A model gets another bug, in rows without a key, if it then reproduces more answers. The result is ([], 0)
