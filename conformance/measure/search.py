@@ -102,11 +102,13 @@ class Located:
         stage: the stage at which it shows first.
         problem: a problem in which the stage is wrong.
         seen: lines about what was read in its answer.
+        look: what to look at, in words; "" if that is all that is done at the stage.
     """
 
     stage: str
     problem: Problem
     seen: tuple[str, ...] = ()
+    look: str = ""
 
 
 @dataclass(eq=False)
