@@ -189,7 +189,10 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
     rows = getattr(problem.inputs, name)
     twice, total = (scores_of(read(changed(problem, **{name: one}))) for one in (2.0 * rows, rows + rows[:, ::-1]))
     if twice is not None and near(twice, scores):
-        return f"{name.capitalize()} that are twice as large have the same scores.", f"a norm of the {name}"
+        return (
+            f"{name.capitalize()} that are twice as large have the same scores.",
+            f"whether there is a norm of the {name}",
+        )
     back = np.flip(scores, 3 if name == "keys" else 2)
     if total is not None and near(total, scores + back):
         return (
@@ -231,7 +234,7 @@ def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
     outputs = [output(problem), output(changed(problem, values=2.0 * values))]
     one, two = (np.asarray(0.0 if found is None else found) for found in outputs)
     if one.any() and near(two, one):
-        yield "Values that are twice as large give the same output.", f"a norm of the {stage}"
+        yield "Values that are twice as large give the same output.", f"whether there is a norm of the {stage}"
     elif one.any() and not near(two, 2.0 * one):
         what = "Values that are twice as large, without biases, do not give an output twice as large."
         yield what, f"what bends, bounds, norms or gates the {stage}"
