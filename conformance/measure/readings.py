@@ -183,11 +183,11 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     found = _weighed(evidence, problem) if stage == "weights" else None
     if output is None or right is None or output.shape != right.shape or not output.size:
         return [], ""
+    if unmoved := next(_unmoved(evidence, problem), None):
+        return [f"  {unmoved[0]}"], unmoved[1]
     if not (np.any(right) or problem.inputs.values.any()):
         some, look = of_no_values(evidence.asker.output, problem)
         return [f"  {some}"], look
-    if unmoved := next(_unmoved(evidence, problem), None):
-        return [f"  {unmoved[0]}"], unmoved[1]
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
     dependent = next(dependence(evidence, problem.config, stage), None)

@@ -1,11 +1,14 @@
 """What is said of wrong weights by calls in which one thing is changed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from conformance.kinds.dependence import of_dependence, of_no_values, of_size
 from conformance.measure.designs import BARE, CONFIGS, NO_BIASES, generic
 from conformance.measure.problems import SMALL, scored
+from conformance.reports.brief import Brief, Cause
 from conformance.zoo.bug import pipelines
 from mha_core.reference import pipeline as reference
 from tests.conformance.measure.wrong import wrong_at
@@ -194,3 +197,11 @@ def test_an_output_that_does_not_grow_with_its_values_is_said(change, words):
 def test_what_is_there_without_any_value_is_said(change, words):
     call = generic(CONFIGS[0], key_len=1, weights=NO_BIASES, values=0.0)
     assert words in of_no_values(lambda one: _ran(one, wrong_at("heads", change)).output, call)[0]
+
+
+def test_a_verb_is_no_symbol():
+    """ "Do" is the width of the output in formulas alone."""
+    told = Brief("mine", "float64", 1, causes=(Cause("queries", "They are turned back.", "Do not negate the sine."),))
+    assert "output width" not in " ".join(told.said)
+    formula = replace(told, causes=(Cause("output", "It is (B, Do)."),))
+    assert "Do: output width" in " ".join(formula.said)
