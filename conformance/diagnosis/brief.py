@@ -32,7 +32,7 @@ AS_OWN_LAYERS = "Frameworks' own layers do all of this too: `mha deviations` lis
 NOT_PROVED = f"{FIRST} not proved; outputs alone point to"
 NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of them."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
-NEXT = f"Next: check {{}}. To see the step itself, return a dict of all arrays: {', '.join(STAGES)}."
+NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return them in a dict: {', '.join(STAGES)}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 OR_WITH = " or with "  # between several kinds of calls that alone are wrong
 MUST_BE = "and must be (B, Lq, Do)"
@@ -82,8 +82,9 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     ended = [] if diagnosis.ended is None else [f"{ENDED_AFTER if sure else ENDED} {diagnosis.ended}"]
     there = diagnosis.located  # said if it is the first wrong step, rather than an earlier one that is shown
     located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
-    fact = located if len(located) == 1 and located != (ALL_NAN,) else ()
-    found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
+    is_drawn = len(located) > 1 and located[0].endswith(":")
+    fact = "" if is_drawn or located == (ALL_NAN,) else " ".join(map(str.strip, located))
+    found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, fact))
     nans = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
     found = found if diagnosis.partly or not nans else nans
     located = () if fact and any(one.what.startswith(FIRST) for one in found) else located
@@ -146,7 +147,9 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     alone = f", in {diagnosis.alone}" * bool(diagnosis.alone)
     if OR_WITH in alone and not is_shown:
         return HEED
-    done = ADDITIVE if "score 'additive'" in alone else f"{DONE_AT.get(stage, 'that')}{alone}"
+    there = diagnosis.located
+    done = (there.look if there is not None and there.stage == stage else "") or DONE_AT.get(stage, "that")
+    done = ADDITIVE if "score 'additive'" in alone else f"{done}{alone}"
     return "" if is_shown else NEXT.format(done)
 
 
@@ -177,7 +180,9 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
-        begins = f"{FIRST}:" if _is_proved(diagnosis, step) else NOT_PROVED
+        hidden = step != "output" and diagnosis.visible == ("output",) and not diagnosis.recorded
+        told_by = ", inferred from outputs alone" * hidden
+        begins = f"{FIRST}{told_by}:" if _is_proved(diagnosis, step) else NOT_PROVED
         made = f"{begins} the {MADE.get(step, step)}{alone}"
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else made
         is_told = diagnosis.recorded or "no attention" in fact or STORED_IN.partition("{")[0] in fact
@@ -296,7 +301,7 @@ def noticed(diagnosis: Diagnosis) -> list[str]:
 def left_out(diagnosis: Diagnosis) -> list[str]:
     """Return a list with one line that counts the cases not judged, with the reasons; [] if there are none."""
     said = []
-    for raised, words in ((False, "more, which it does not take"), (True, "that raised")):
+    for raised, words in ((False, "more, which it refused"), (True, "that raised")):
         reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
         if reasons:
             ranked = Counter(why.partition(";")[0].partition(" (")[0] for why in reasons).most_common()
@@ -337,8 +342,8 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:
         return [f"It is right in the cases {listed(diagnosis.passing, CASES_SHOWN)}."]
-    right = [f" It is right with: {row.probe.says}" for row in rows[:first] if row.asked]
-    return [f"It is wrong already with: {rows[first].probe.says}{''.join(right[-1:])}"]
+    right = [f" Still right: calls with {row.probe.says}" for row in rows[:first] if row.asked]
+    return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]
 
 
 def of_precision(diagnosis: Diagnosis) -> str:

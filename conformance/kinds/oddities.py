@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from mha_core import AttentionMask
 from mha_core.errors import listed
 
 TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
@@ -25,8 +26,11 @@ def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Proble
     return own is not None and other is not None and np.array_equal(own, other, equal_nan=True)
 
 
-def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line if `heads` (B, H, Lq, dv) is `right` times one number, or times a number for each head and query."""
+def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_weights: bool = False) -> Iterator[str]:
+    """Yield a line if the heads are the right ones times one number, or times a number for each head and query.
+
+    Of one key that is its attention weight, which should be 1, if the attention weights are wrong (`of_weights`).
+    """
     with any_numbers:
         ratio = np.median(heads / right, axis=-1, keepdims=True)
     off = tolerance * np.abs(heads).max(initial=0.0)
@@ -36,7 +40,11 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE) -> Ite
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
     axis = "summed over the {} they give 1: look at the axis of the softmax"
     why = axis.format(over[0]) if over else "as behind a gate or a norm"
-    each = f"a number for each head and query, {ratio.min():.4g} to {ratio.max():.4g}: {why}"
+    least, most = (f"{float(end) + 0.0:.4g}" for end in np.round((ratio.min(), ratio.max()), 12))
+    if of_weights and least != most and not over:
+        yield f"The attention weight {{}} is {least} to {most} by head and query, and should be 1."
+        return
+    each = f"a number for each head and query, {least} to {most}: {why}"
     is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
     yield f"The heads {{}} are {TIMES.replace('one', 'ones')} {f'{np.median(ratio):.4g}' if is_one else each}."
 
@@ -53,6 +61,58 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
         yield f"The attention weights of query {query}, head {head}, item {item} sum to {total}."
 
 
+def near(array: NDArray, other: NDArray, least: float = 1e-300) -> bool:
+    """Return whether two arrays are equal but for NEAR of the other's largest number, or of `least`."""
+    return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=least))))
+
+
+def is_of_several(shares: NDArray) -> bool:
+    """Return whether factors (H, H) of heads take some head from another one."""
+    return bool((np.abs(shares)[~np.eye(len(shares), dtype=bool)] > NEAR).any())
+
+
+def follow(measured: NDArray, expected: NDArray) -> bool:
+    """Return whether the keys of every row stand in the order of their right scores."""
+    order = np.argsort(expected, axis=-1)
+    return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
+
+
+def are_alike(array: NDArray, axes: tuple[int, ...]) -> bool:
+    """Return whether an array is the same all along some axes."""
+    first = array
+    for axis in axes:
+        first = np.take(first, [0], axis=axis)
+    return near(array, np.broadcast_to(first, array.shape))
+
+
+def rank(arrays: NDArray) -> int:
+    """Return the highest rank of matrices (.., m, n)."""
+    sizes = np.linalg.svd(arrays, compute_uv=False)
+    return int((sizes > NEAR * sizes[..., :1]).sum(axis=-1).max())
+
+
+def is_product(array: NDArray, factor: NDArray) -> bool:
+    """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
+    found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
+    return near(found @ factor.swapaxes(2, 3), array)
+
+
+CLOSEST, SMOOTH = 0.1, 0.01
+"""The share of neighbouring scores that are nearest, and of all differences what a function may differ between them."""
+
+
+def is_function(measured: NDArray, scores: NDArray) -> bool:
+    """Return whether log weights less that of the key that scores 0 are a function of the scores, however it bends."""
+    zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
+    if not zero.any():
+        return False
+    x, y = scores.ravel(), (measured - measured[..., zero][..., :1]).ravel()
+    order = np.argsort(x)
+    gaps, steps = np.diff(x[order]), np.abs(np.diff(y[order]))
+    nearest = np.argsort(gaps)[: max(int(CLOSEST * len(gaps)), 1)]
+    return bool(np.median(steps[nearest]) <= SMOOTH * np.ptp(y))
+
+
 def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
     """Return m (H, H) such that array[:, h] is the sum over g of m[h, g] * heads[:, g]; None if no m fits."""
     count = heads.shape[1]
@@ -63,26 +123,25 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
     return shares if np.abs(shares @ x - y).max() <= NEAR * np.abs(y).max(initial=1e-300) else None
 
 
-def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line if scores (B, H, Lq, Lk), less their row means, have a bias by position or are mixed across heads.
+def marks(row: NDArray) -> str:
+    """Return a row of bools in characters: "#" for each that is true, else ".".
 
-    Args:
-        scores, right: the subject's scores and the right ones.
-        others: scores - right in another call of the same shape.
+    >>> marks(np.array([True, False]))
+    '#.'
     """
-    added = scores - right
-    size = np.abs(added).max(initial=0.0)
-    if size > tolerance and np.abs(added - others).max(initial=0.0) <= NEAR * size:
-        steps = np.diff(added, axis=-1)
-        is_of_distance = np.abs(steps[:, :, 1:, 1:] - steps[:, :, :-1, :-1]).max(initial=0.0) <= NEAR * size
-        what = "the distance from query to key" if is_of_distance and min(added.shape[2:]) > 2 else "positions"
-        yield f"Something is added to the scores that depends on {what} alone, and not on queries and keys."
-        return
-    shares = mix_of(scores, right)
-    there = np.zeros((1, 1), dtype=bool) if shares is None else np.abs(shares) > NEAR
-    if there[~np.eye(len(there), dtype=bool)].any():
-        said = "sums of the right ones of several heads" if there.sum() > len(there) else "those of other heads"
-        yield f"The scores of each head are {said}."
+    return "".join("#" if one else "." for one in row)
+
+
+def sources_of(mask: AttentionMask) -> str:
+    """Return the sources of a mask in words.
+
+    >>> sources_of(AttentionMask(causal=True, window=(2, 1)))
+    'causal True, window [2, 1]'
+    """
+    given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
+    said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
+    said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
+    return ", ".join(said) or "no mask"
 
 
 def size(output: NDArray, right: NDArray) -> Iterator[str]:

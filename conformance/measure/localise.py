@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
+from conformance.kinds.dependence import logs, with_other
 from conformance.kinds.made import TROUBLE
-from conformance.kinds.oddities import NEAR, TIMES, mix_of
+from conformance.kinds.oddities import NEAR, TIMES, are_alike, follow, is_function, is_product, mix_of, near, rank
 from conformance.kinds.places import PLACES
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence, PlacedCall
-from conformance.measure.readings import ROWS, drawn, fact
+from conformance.measure.readings import ROWS, dependence, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
-from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
+from conformance.measure.solve import CODE, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants
 from mha_core import STAGES, AttentionMask
 
@@ -65,9 +66,9 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
     of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
     if of_output and behind and any(_weights_differ(evidence, one) for one in scored):
-        return Located("queries", scored[0], (COMMON,))
+        return _common(evidence, scored)
     if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
-        return Located("queries", scored[0], (COMMON,))
+        return _common(evidence, scored)
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
     found = [one for one in found if one[0] == "output"] or found
@@ -78,8 +79,15 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     return None if best is None else _seen(evidence, *best)
 
 
+def _common(evidence: Evidence, scored: Sequence[Problem]) -> Located:
+    """Return the queries as the first wrong step, where values are wrong as well."""
+    said, look = fact(evidence, scored[0], "queries")
+    look = f"{look}, of the values as well" if look else COMMON
+    return Located("queries", scored[0], (*said, "  Values are wrong as well."), look)
+
+
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
-COMMON = "  Values are wrong as well: look at what all projections have in common."
+COMMON = "what all projections have in common: inputs, layout of the weights, order of the heads, what is done behind"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]
@@ -90,15 +98,16 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     some = problems[: MOST_CASES if evidence.asker.slow else None] if stage == "weights" else ()
     drawings = [(one, lines) for one in some if (lines := drawn(evidence, one))]
     if not drawings:
-        said = fact(evidence, problems[0], stage)
-        if TIMES in "".join(said) and all(fact(evidence, one, stage) == said for one in problems[1:]):
+        said, look = fact(evidence, problems[0], stage)
+        if TIMES in "".join(said) and all(fact(evidence, one, stage)[0] == said for one in problems[1:]):
             said = [re.sub(" of (one call|a call with one key)", "", one) for one in said]
-        return Located(stage, problems[0], tuple(said))
+        return Located(stage, problems[0], tuple(said), look)
     # Of rows that are all alike two readings may be true: where most rows have keys of their own fewest are.
     problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))
     if (more := len(lines) - 1 - 2 * ROWS) > 0:
         lines = [*lines[: 1 + ROWS], f"    (and {more} more)", *lines[-ROWS:]]
-    return Located(stage, problem, tuple(lines))
+    _, look = next(dependence(evidence, problem.config, stage), ("", ""))
+    return Located(stage, problem, tuple(lines), look)
 
 
 def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
@@ -129,18 +138,6 @@ def _of_cases(evidence: Evidence, failing: list[Problem]) -> Located | None:
     return None if stage is None else _seen(evidence, stage, small or failing)
 
 
-def _near(array: NDArray, other: NDArray) -> bool:
-    return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=1e-300))))
-
-
-def _are_alike(array: NDArray, axes: tuple[int, ...]) -> bool:
-    """Return whether an array is the same all along some axes."""
-    first = array
-    for axis in axes:
-        first = np.take(first, [0], axis=axis)
-    return _near(array, np.broadcast_to(first, array.shape))
-
-
 def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     """Return where a call with one key goes wrong: heads that no output projection contradicts, or values."""
     read = solved(evidence, problem, PLACES["heads"])
@@ -148,29 +145,29 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
         return "output"
     heads, own = read
     of_group = heads.reshape(heads.shape[0], problem.config.num_kv_heads, -1, *heads.shape[2:])
-    is_of_values = _are_alike(of_group, (2, 3))
+    is_of_values = are_alike(of_group, (2, 3))
     none = solved(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0), PLACES["heads"])
     # What heads have without any value is weighed as keys are if it differs from query to query.
     offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
     if np.any(np.abs(offset) > NEAR):
         return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "weights"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
-    if _near(heads, ratio * own):  # each is a multiple of the right one
+    if near(heads, ratio * own):  # each is a multiple of the right one
         twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
-        if twice is not None and not _near(twice[0], 2.0 * heads):
+        if twice is not None and not near(twice[0], 2.0 * heads):
             return "heads"  # weights know nothing of values
-        if not _are_alike(ratio, (2,)):
+        if not are_alike(ratio, (2,)):
             return "heads" if _is_of_queries(evidence, problem, heads) else "weights"
         return f"{FACTOR}{'values' if np.ptp(ratio) <= NEAR else 'heads'}"
     if is_of_values:
         return "values"
-    return f"{FACTOR}output" if _near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
+    return f"{FACTOR}output" if near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
 
 
 def _is_of_queries(evidence: Evidence, problem: Problem, heads: NDArray) -> bool:
     """Return whether heads stay as they are with other keys, so that no weight made them what they are."""
     other = solved(evidence, changed(problem, keys=-1.0), PLACES["heads"])
-    return other is not None and _near(other[0], heads)
+    return other is not None and near(other[0], heads)
 
 
 def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
@@ -191,7 +188,7 @@ def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
     channel = int(np.nan_to_num(np.abs(whole[..., 0]).sum(axis=(0, 1))).argmax())
     together, each = whole[:, :, channel, 0], whole[:, :, channel, 1:]
     total, right = each.sum(axis=-1, keepdims=True), asker.wanted(asked[0]).trace.arrays()["weights"].mean(axis=1)
-    return _near(total[..., 0], together) and not _near(each / total, right)
+    return near(total[..., 0], together) and not near(each / total, right)
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
@@ -201,11 +198,11 @@ def _of_call(evidence: Evidence, problem: Problem) -> str | None:
     if call.own is None or output is None:
         return None
     empty = ~np.asarray(call.state["allowed"]).any(axis=(1, 3))
-    if empty.any() and not _near(output[empty], evidence.asker.wanted(problem).trace.arrays()["output"][empty]):
+    if empty.any() and not near(output[empty], evidence.asker.wanted(problem).trace.arrays()["output"][empty]):
         return "weights" if output[empty].any() else "output"
     if weights is not None and np.isfinite(weights).all():
-        gives = _near(call.given(weights[None])[0], output)
-        if not _near(weights, call.own) and (gives or _is_linear(evidence, problem, weights)):
+        gives = near(call.given(weights[None])[0], output)
+        if not near(weights, call.own) and (gives or _is_linear(evidence, problem, weights)):
             stage = _of_weights(evidence, problem, weights, call.own)
             if gives and stage is None:
                 return f"{FACTOR}heads"
@@ -226,7 +223,7 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
         return None
     stage = _of_weights(evidence, problem, weights, own)
     sums, right = (x.sum(axis=-1, keepdims=True) for x in (weights, own))
-    if stage != "weights" or weights.min() < -NEAR or _near(weights * right, own * sums):
+    if stage != "weights" or weights.min() < -NEAR or near(weights * right, own * sums):
         return stage
     return OTHER if mix_of(weights, own) is None else stage
 
@@ -238,7 +235,7 @@ def _is_linear(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
     if evidence.asker.fixed_weights is not None:
         return True
     twice = read_weights(evidence.asker.output, problem, 2.0 * CODE)
-    return twice is not None and _near(twice, weights)
+    return twice is not None and near(twice, weights)
 
 
 def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDArray) -> str | None:
@@ -259,23 +256,23 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
         return None  # what differs is after the weights
     scale = np.square(expected).sum(axis=(2, 3))
     factor = (measured * expected).sum(axis=(2, 3)) / np.where(scale > 0.0, scale, 1.0)
-    if _near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
+    if near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
         return "scores"
     is_full = bool(there.all())
-    if is_full and min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
+    if is_full and min(weights.shape[2:]) > d + 2 and rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
-        if _is_product(measured, keys):
+        if is_product(measured, keys):
             return "queries" if _are_apart(evidence, problem, weights) else "scores"
-        if not _is_product(measured.swapaxes(2, 3), queries):
+        if not is_product(measured.swapaxes(2, 3), queries):
             other = weights_of(evidence, changed(problem, queries=-0.5, keys=-0.7))
-            return "scores" if other is not None and _near(other, weights) else "queries"
+            return "scores" if other is not None and near(other, weights) else "queries"
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
         return "queries" if weights.shape[3] > d else "scores"
     if mix_of(weights, own) is not None:
         return "weights"
-    if _follow(measured, expected) or (is_full and _is_function(measured, np.asarray(call.state["scores"]))):
+    if follow(measured, expected) or (is_full and is_function(measured, np.asarray(call.state["scores"]))):
         return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
     return "scores" if not is_full or _are_pairwise(evidence, problem, weights) else "weights"
 
@@ -286,12 +283,12 @@ def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray
     weights = weights_of(evidence, changed(problem, mask=AttentionMask(bias=bias)))
     if weights is None or not (weights > 0.0).all():
         return False
-    return _near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
+    return near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
 
 
 def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray, enough: Callable[..., Any] = np.any) -> bool:
     """Return whether the last key changes no ratio of the others' weights, for any query (or for all)."""
-    other, there = weights_of(evidence, changed(problem, keys=_with_other_last(problem.inputs.keys))), weights > 0.0
+    other, there = weights_of(evidence, changed(problem, keys=with_other(problem.inputs.keys, -1))), weights > 0.0
     if other is None:
         return True
     before, after = (logs(one[..., :-1], there[..., :-1]) for one in (weights, other))
@@ -299,61 +296,24 @@ def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray, enough: C
     return bool(enough(off <= NEAR * np.abs(before).max(initial=1e-300)))
 
 
-def _with_other_last(x: NDArray) -> NDArray:
-    return np.concatenate([x[:, :-1], 1.0 - x[:, -1:]], axis=1)
-
-
 def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
     """Return whether the last key changes no ratio of the others' weights, and the last query no other row."""
-    other = weights_of(evidence, changed(problem, queries=_with_other_last(problem.inputs.queries)))
-    is_apart = other is None or _near(other[:, :, :-1], weights[:, :, :-1])
+    other = weights_of(evidence, changed(problem, queries=with_other(problem.inputs.queries, -1)))
+    is_apart = other is None or near(other[:, :, :-1], weights[:, :, :-1])
     return min(weights.shape[2:]) < 3 or (is_apart and _are_apart(evidence, problem, weights, np.all))
 
 
 def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
     """Return whether the output has the right items in another order."""
     right = evidence.asker.wanted(problem).trace.arrays()["output"]
-    same = np.array([[_near(one, other) for other in right] for one in np.asarray(evidence.asker.output(problem))])
+    same = np.array([[near(one, other) for other in right] for one in np.asarray(evidence.asker.output(problem))])
     return bool(same.any(axis=0).all() and same.any(axis=1).all())
-
-
-def _rank(arrays: NDArray) -> int:
-    sizes = np.linalg.svd(arrays, compute_uv=False)
-    return int((sizes > NEAR * sizes[..., :1]).sum(axis=-1).max())
-
-
-def _is_product(array: NDArray, factor: NDArray) -> bool:
-    """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
-    found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
-    return _near(found @ factor.swapaxes(2, 3), array)
 
 
 def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
     """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
     read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
-    return _are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
-
-
-def _follow(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether the keys of every row stand in the order of their right scores."""
-    order = np.argsort(expected, axis=-1)
-    return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
-
-
-CLOSEST, SMOOTH = 0.1, 0.01
-"""The share of neighbouring scores that are nearest, and of all differences what a function may differ between them."""
-
-
-def _is_function(measured: NDArray, scores: NDArray) -> bool:
-    """Return whether log weights less that of the key that scores 0 are a function of the scores, however it bends."""
-    zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
-    if not zero.any():
-        return False
-    x, y = scores.ravel(), (measured - measured[..., zero][..., :1]).ravel()
-    order = np.argsort(x)
-    gaps, steps = np.diff(x[order]), np.abs(np.diff(y[order]))
-    nearest = np.argsort(gaps)[: max(int(CLOSEST * len(gaps)), 1)]
-    return bool(np.median(steps[nearest]) <= SMOOTH * np.ptp(y))
+    return are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
 
 
 def _of_generic_past(outcomes: Iterable[ProbeResult]) -> Sequence[Problem]:
@@ -372,9 +332,9 @@ def _of_past(evidence: Evidence, problem: Problem) -> str | None:
         return None
     left = np.where(weights > NEAR, own, 0.0)
     total = left.sum(axis=-1, keepdims=True)
-    if _near(weights, left / np.where(total > 0.0, total, 1.0)):
-        return "values" if _near(weights, own) else "weights"
-    told = _near(weights.sum(axis=-1), own.sum(axis=-1)) and _of_weights(evidence, problem, weights, own)
+    if near(weights, left / np.where(total > 0.0, total, 1.0)):
+        return "values" if near(weights, own) else "weights"
+    told = near(weights.sum(axis=-1), own.sum(axis=-1)) and _of_weights(evidence, problem, weights, own)
     return told if told in ("queries", "scores") else "keys"
 
 

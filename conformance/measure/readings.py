@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, Setting
+from conformance.kinds.dependence import MIXED, UP_TO_WEIGHTS, Told, of_dependence, of_no_values, of_size
 from conformance.kinds.expressions import Expression, expressions_of
-from conformance.kinds.oddities import TOLERANCE, factors, facts, of_scores, size, sums_of
+from conformance.kinds.oddities import TOLERANCE, factors, facts, marks, size, sources_of, sums_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
 from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.probes import Probe
-from conformance.measure.problems import SMALL, of_layer
-from conformance.measure.solve import logs, solved, weights_of
+from conformance.measure.problems import SMALL, of_layer, scored
+from conformance.measure.solve import solved, weights_of
 from conformance.subjects.items import items_of
 from conformance.zoo.bug import Bug
-from mha_core import AttentionMask
+from mha_core import AttentionConfig, AttentionMask
 from mha_core.reference.state import State
 
 LITTLE, ROUNDOFFS = 1e-9, 32.0
@@ -156,14 +157,21 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     item, head = map(int, different[0])
     rows = enumerate(zip(let_in[item, head], allowed[item, head], strict=True))
     drawing = [
-        f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
+        f"    query {i}:  {marks(own)}   allowed: {marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=CLOSE)]
     of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
     said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
-    where = f"item {item}, head {head}, with {_sources(problem)}{said}"
+    cached = f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
+    shares = [] if problem.inputs.queries.any() else [row[row > LITTLE] for row in weights[item, head]]
+    soft = [
+        f", where equal scores get the weights {', '.join(f'{one:.3g}' for one in row)}"
+        for row in shares
+        if row.size and np.ptp(row) > CLOSE
+    ]
+    where = f"item {item}, head {head}, with {sources_of(problem.inputs.mask)}{cached}{said}{''.join(soft[:1])}"
     return [f"  Keys that get a weight (#), in queries where they are not the allowed keys; {where}:", *drawing]
 
 
@@ -172,59 +180,68 @@ AS_IF: dict[str, Any] = {f"{name} were not": {name: none} for name, none in _NON
 AS_IF["causal were"] = {"causal": True}
 
 
-def _marks(row: NDArray) -> str:
-    return "".join("#" if one else "." for one in row)
-
-
-def _sources(problem: Problem) -> str:
-    """Return the mask of a call in words."""
-    mask = problem.inputs.mask
-    given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
-    said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
-    said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
-    return ", ".join(said) or "no mask"
-
-
-def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
-    """Return a list with one line on what is odd in an answer, such as a row that sums to 2; [] if nothing is."""
+def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], str]:
+    """Return lines on what is odd in an answer, such as a row that sums to 2; and what to look at. Both may be none."""
     output, right = evidence.asker.output(problem), evidence.asker.wanted(problem).trace.output
-    found = _weighed(evidence, problem) if stage in ("scores", "weights") else None
+    found = _weighed(evidence, problem) if stage == "weights" else None
     if output is None or right is None or output.shape != right.shape or not output.size:
-        return []
+        return [], ""
+    if unmoved := next(_unmoved(evidence, problem), None):
+        return [f"  {unmoved[0]}"], unmoved[1]
+    if not (np.any(right) or problem.inputs.values.any()):
+        some, look = of_no_values(evidence.asker.output, problem)
+        return [f"  {some}"], look
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
-    odd = () if found is None else sums_of(found[0], found[2])
-    odd = odd if found is None or stage == "weights" else _of_scores(evidence, problem, *found)
+    dependent = next(dependence(evidence, problem.config, stage), None)
+    odd = () if found is None or dependent == MIXED else sums_of(found[0], found[2])
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
-    times = () if heads is None else factors(*heads)
+    times = () if heads is None else factors(*heads, of_weights=stage == "weights")
     masked = bool(Setting.of(problem).has & MASKING)
-    said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd, *size(output, right))
+    said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd)[:1]
+    bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
+    told = [bent] if bent else [*((one, "") for one in said), *filter(None, [dependent])]
+    told = told or [(one, "") for one in size(output, right)]
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
-    return [f"  {line}" for line in (one.format(alone) for one in (*_unmoved(evidence, problem), *said))][:1]
+    return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")
 
 
-def _of_scores(evidence: Evidence, problem: Problem, *call: Any) -> Iterator[str]:
-    new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys")}
-    other = _weighed(evidence, changed(problem, **new))
-    pairs = [(one[0], np.exp(one[1]), one[2]) for one in (call, other) if one is not None]
-    if len(pairs) == 2 and all((weights[there] > 0.0).all() for weights, _, there in pairs):
-        (own, right), (own_2, right_2) = ([logs(x, there) for x in (w, e)] for w, e, there in pairs)
-        yield from of_scores(own, right, own_2 - right_2)
+def dependence(evidence: Evidence, config: AttentionConfig, stage: str) -> Iterator[Told]:
+    """Yield what weights depend on, as a call without a mask and biases shows it."""
+    if stage not in UP_TO_WEIGHTS or evidence.asker.slow:
+        return
+    call = scored(config, *SMALL)
+    right = evidence.asker.wanted(call).trace.arrays()["weights"]
+    if evidence.asker.fixed_weights is None and evidence.asker.output(call) is not None:
+        with any_numbers:
+            yield from of_dependence(partial(weights_of, evidence), call, right, stage)
 
 
-def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
-    """Yield a line on inputs that move the right output of a problem and not the subject's, or that of another item."""
-    if problem.sizes.key_len == 1:  # whose weight is 1: what its values are may cancel
-        problem = generic(problem.config, batch=problem.sizes.batch)
+def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[Told]:
+    """Yield a line on inputs that move the right output of a call and not the subject's, or that of another item."""
+    sizes = problem.sizes
+    if sizes.key_len == 1:  # whose weight is 1: what its values are may cancel
+        problem = generic(problem.config, batch=sizes.batch)
+    elif not problem.inputs.queries.any():  # equal queries may be of no matter
+        problem = generic(problem.config, batch=sizes.batch, query_len=sizes.query_len, key_len=sizes.key_len)
     new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys", "values")}
-    nothing, moves = "", [_moves(evidence, problem, changed(problem, **{name: new[name]})) for name in new]
+    moves = [_moves(evidence, problem, changed(problem, **{name: new[name]})) for name in new]
     names = [name for name, moved in zip(new, moves, strict=True) if moved == (False, True)]
     if _moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
-        names, nothing = ["keys", "values"], ": no attention over them is computed"
-    if names:
-        yield f"Other {' and '.join(names)} give the same output of one call{nothing}."
+        yield f"Other keys and values give the same output{NO_ATTENTION}", "whether the heads reach the output at all"
+    elif names == ["queries"] and moves[1] == (True, True):
+        yield UNUSED, "which input the queries are projected from"
+    elif names:
+        which = " and ".join(names)
+        yield f"Other {which} give the same output.", f"which input the {which} are made of, and whether they are used"
     if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
-        yield "The output of an item depends on the other items of the batch."
+        yield "The output of an item depends on the other items of the batch.", "what mixes items, such as a reshape"
+
+
+NO_ATTENTION = " of one call: no attention over them is computed."
+UNUSED = (
+    "Other queries give the same output, other keys do not: the weights are made of the keys, and not of the queries."
+)
 
 
 def _moves(evidence: Evidence, problem: Problem, other: Problem) -> tuple[bool, bool]:

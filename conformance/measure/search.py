@@ -102,11 +102,13 @@ class Located:
         stage: the stage at which it shows first.
         problem: a problem in which the stage is wrong.
         seen: lines on what the subject's answer to it shows.
+        look: what to look at, in words; "" if that is all that is done at the stage.
     """
 
     stage: str
     problem: Problem
     seen: tuple[str, ...] = ()
+    look: str = ""
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import Setting
+from conformance.kinds.dependence import logs
 from conformance.kinds.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample
@@ -301,13 +302,6 @@ def _by_logarithms(call: PlacedCall, axes: Axes, start: NDArray, fixed: NDArray)
     if found is None or np.abs(found.left).max(initial=0.0) > max(OF_LOGARITHMS, ROUNDOFFS * call.evidence.asker.unit):
         return None
     return found.found, np.where(found.told, found.found, np.nan)
-
-
-def logs(weights: NDArray, there: NDArray) -> NDArray:
-    """Return log(weights), minus its mean over the row, for the elements in `there`; 0 for the others."""
-    found = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
-    mean = found.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
-    return np.where(there, found - mean, 0.0)
 
 
 _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray | None]] = WeakKeyDictionary()

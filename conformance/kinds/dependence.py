@@ -1,0 +1,240 @@
+"""What attention weights depend on, told by calls without a mask in which one thing is another; in words."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.kinds.oddities import NEAR, follow, is_of_several, mix_of, near
+
+Read = Callable[[Problem], NDArray | None]
+"""A function: call -> the weights (B, H, Lq, Lk) that are measured in it; None if they can't be."""
+
+Told = tuple[str, str]
+"""What is seen, in a sentence; and what to look at, in words."""
+
+POSITIONS, DISTANCE = "the positions of query and key", "the distance from query to key"
+QUERIES, KEYS, HEADS, ORDER = "other queries", "other keys", "other heads", "their order"
+LOOK = {  # what weights depend on -> where code does that
+    QUERIES: "what mixes queries: a mean, a norm or a convolution over the length, a softmax over another axis",
+    KEYS: "what mixes the keys or the scores of one row: a mean, a norm, a convolution or a sum over the keys",
+    HEADS: "what mixes heads: a matrix over heads, or the split into heads",
+}
+UP_TO_WEIGHTS = ("queries", "keys", "scores", "weights")
+
+
+def logs(weights: NDArray, there: NDArray) -> NDArray:
+    """Return log(weights), minus its mean over the row, for the elements in `there`; 0 for the others."""
+    found = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
+    mean = found.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
+    return np.where(there, found - mean, 0.0)
+
+
+def scores_of(weights: NDArray | None) -> NDArray | None:
+    """Return the logarithms of weights, each row with mean 0; None if there are none, or some are not above 0."""
+    if weights is None or not (weights > 0.0).all():
+        return None
+    return logs(weights, np.ones(weights.shape, bool))
+
+
+def changed(problem: Problem, **inputs: Any) -> Problem:
+    return replace(problem, inputs=replace(problem.inputs, **inputs))
+
+
+def more_than_both(read: Read, problem: Problem) -> list[str]:
+    """Return what the weight of a query and a key depends on beside these two and the sum of the row."""
+    queries, keys = problem.inputs.queries, problem.inputs.keys
+    weights = read(problem)
+    if weights is None or min(weights.shape[2:]) < 3:
+        return []
+    found = []
+    other = read(changed(problem, queries=with_other(queries, 1)))  # what comes before and after it may read it
+    if other is not None and not near(np.delete(other, 1, axis=2), np.delete(weights, 1, axis=2)):
+        found.append(QUERIES)
+    other = read(changed(problem, keys=with_other(keys, 1)))
+    some = [scores_of(None if one is None else np.delete(one, 1, axis=3)) for one in (weights, other)]
+    if some[0] is not None and some[1] is not None and not near(some[1], some[0]):
+        found.append(KEYS)
+    turned = read(changed(problem, queries=queries[:, ::-1])), read(changed(problem, keys=keys[:, ::-1]))
+    back = [None if one is None else np.flip(one, axis) for axis, one in zip((2, 3), turned, strict=True)]
+    is_ordered = any(one is not None and not near(one, weights) for one in back)
+    if is_ordered and not found:
+        found.append(DISTANCE if _is_of_distance(read, problem) else POSITIONS)
+    elif is_ordered:
+        found.append(ORDER)
+    other = read(_other_head(problem))
+    if other is not None and not near(other[:, :-1], weights[:, :-1]):
+        found.append(HEADS)
+    return found
+
+
+def with_other(x: NDArray, place: int) -> NDArray:
+    """Return rows (B, L, width) with other numbers in the one at `place`."""
+    return np.where(np.arange(x.shape[1])[:, None] == place % x.shape[1], 1.0 - x, x)
+
+
+def _other_head(problem: Problem) -> Problem:
+    """Return the call of the layer with other queries in its last head alone."""
+    name, d = "q_proj.weight", problem.config.head_dim
+    if name not in problem.weights:
+        return problem
+    matrix = np.array(problem.weights[name])
+    matrix[-d:] *= -0.5
+    return replace(problem, weights={**problem.weights, name: matrix})
+
+
+def _is_of_distance(read: Read, problem: Problem) -> bool:
+    """Return whether equal queries and equal keys have scores that the distance between them alone tells."""
+    given = {name: getattr(problem.inputs, name) for name in ("queries", "keys")}
+    alike = {name: 0.0 * array + array[:, -1:] for name, array in given.items()}
+    scores = scores_of(read(changed(problem, **alike)))
+    return scores is not None and not near(scores, 0.0 * scores, 1.0) and _are_steps_alike(scores)
+
+
+def _are_steps_alike(scores: NDArray) -> bool:
+    """Return whether scores (B, H, Lq, Lk), but for a number of each row, are those of the distance alone."""
+    steps = np.diff(scores, axis=-1)
+    return near(steps[:, :, 1:, 1:], steps[:, :, :-1, :-1])
+
+
+def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> Iterator[Told]:
+    """Yield what is seen of weights that are wrong in a call without a mask and biases.
+
+    Args:
+        read: gives the weights of any call.
+        problem: the call.
+        right: its right weights.
+        stage: "queries", "keys", "scores" or "weights": the step since which they are wrong.
+    """
+    weights = read(problem)
+    if weights is None or near(weights, right):
+        return
+    if stage == "weights":
+        if (shares := mix_of(weights, right)) is not None and is_of_several(shares):
+            yield MIXED
+        elif found := more_than_both(read, problem):
+            what = f"The weights depend on more than the scores of their row: on {_and(found)}."
+            yield what, _look(found, "factors, windows and orders of keys that depend on positions")
+        elif follow(weights, right):
+            yield "Larger scores have larger weights, but other ones than softmax gives.", _SOFTMAX
+        return
+    inputs = problem.inputs
+    zero = changed(problem, queries=0.0 * inputs.queries)
+    of_zero, scores = scores_of(read(zero)), scores_of(weights)
+    right_scores = logs(right, right > 0.0)
+    if of_zero is not None and not near(of_zero, 0.0 * of_zero, 1.0):
+        seen = "with queries that are all 0 and no biases, the weights of a row still differ"
+        if scores is None or not near(scores, right_scores + of_zero):
+            yield (
+                f"{seen.capitalize()}: scores are more than products of queries and keys.",
+                f"{_ADDED} scores, and how they are made of both",
+            )
+            return
+        if (other := scores_of(read(changed(zero, keys=1.0 - inputs.keys)))) is not None and near(other, of_zero):
+            what = "the distance from query to key" if _are_steps_alike(of_zero) else "positions"
+            seen = f"Something is added to the scores that depends on {what} alone, and not on queries and keys."
+            yield seen, f"{_ADDED} scores"
+            return
+        to = "queries" if stage == "queries" else "scores"
+        same = ", the same for every query" if near(of_zero, 0.0 * of_zero + of_zero[:, :, :1]) else ""
+        found = more_than_both(read, zero)
+        on = f" It depends on {_and(found)}." if found else ""
+        yield f"Something is added to the {to}{same}: {seen}.{on}", f"{_ADDED} {to}"
+    elif scores is not None and (shares := mix_of(scores, right_scores)) is not None and is_of_several(shares):
+        is_mix = (np.abs(shares) > NEAR).sum() > len(shares)
+        said = "sums of the right ones of several heads" if is_mix else "those of other heads"
+        yield f"The scores of each head are {said}.", "which heads of queries and keys meet, and what mixes heads"
+    elif found := more_than_both(read, problem):
+        none = " Nothing is added: of queries that are all 0 the weights are right." * (
+            {POSITIONS, DISTANCE} >= {*found}
+        )
+        what = f"The score of a query and a key depends on more than these two: on {_and(found)}.{none}"
+        yield (
+            what,
+            _look(found, "rotary positions (angles, pairs of channels, which positions) and factors by position"),
+        )
+    elif scores is not None:
+        yield _of_both(read, problem, scores, right_scores, "keys" if stage == "keys" else "queries")
+
+
+_SOFTMAX = "what stands in the softmax for exp, and what each row is divided by"
+_MIX = "what mixes heads behind the softmax, such as a matrix or a mean over heads"
+MIXED: Told = "The weights of each head are sums of the right ones of several heads.", _MIX
+_ADDED = "what is added (a bias, a position, a learned vector) to the"
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _look(found: list[str], of_positions: str) -> str:
+    return "; ".join(dict.fromkeys(LOOK.get(one, of_positions) for one in found[:2] if one != ORDER))
+
+
+def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name: str) -> Told:
+    """Return how scores that depend on nothing but a query and a key are made of the queries, or of the keys."""
+    size = np.square(right).sum(axis=-1, keepdims=True)
+    factor = (scores * right).sum(axis=-1, keepdims=True) / np.where(size > 0.0, size, 1.0)
+    if near(scores, factor * right):
+        each = "head" if near(factor, 0.0 * factor + factor[:1, :, :1]) else "query"
+        what = f"a number of each {each}, {factor.min():.4g} to {factor.max():.4g}"
+        same = "" if each == "head" else ", which its position does not change"
+        return (
+            f"The scores are the right ones times {what}{same}.",
+            f"what scales a {each}: a temperature, a gate or a norm",
+        )
+    rows = getattr(problem.inputs, name)
+    twice, total = (scores_of(read(changed(problem, **{name: one}))) for one in (2.0 * rows, rows + rows[:, ::-1]))
+    if twice is not None and near(twice, scores):
+        return (
+            f"{name.capitalize()} that are twice as large have the same scores.",
+            f"whether there is a norm of the {name}",
+        )
+    back = np.flip(scores, 3 if name == "keys" else 2)
+    if total is not None and near(total, scores + back):
+        return (
+            f"The scores are linear in the {name}, and each is made of its query and key alone: a matrix is wrong.",
+            f"the {name}' projection: its weight's layout, order of rows and factors, and the split into heads",
+        )
+    return (
+        f"The scores are not linear in the {name}: those of a sum are not the sum of theirs.",
+        f"what bends, bounds or gates {name} or scores (relu, tanh, a clip, rounding)",
+    )
+
+
+def of_no_values(output: Read, problem: Problem) -> Told:
+    """Return what is seen of a call whose output is not 0, though its values and biases are."""
+    own, inputs = output(problem), problem.inputs
+    new = {name: output(changed(problem, **{name: 1.0 - getattr(inputs, name)})) for name in ("queries", "keys")}
+    names = [name for name, other in new.items() if own is not None and other is not None and not near(other, own)]
+    on = f"It depends on the {_and(names)}" if names else "It depends on neither queries nor keys"
+    why = {"keys": ", as where there is one more key with a value", "queries": ", as where queries are added"}
+    seen = "Something is added to the output: it is not 0 in a call with values and biases that are all 0."
+    like = next((words for name, words in why.items() if name in names), ", as a bias")
+    return (
+        f"{seen} {on}{like}.",
+        "what is added to the heads or the output, and whether there are more keys than are given",
+    )
+
+
+def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
+    """Yield a line on values twice as large that do not make the output twice as large, in a call without biases.
+
+    Args:
+        output: call -> the output, or None.
+        problem: the call.
+        stage: the step since which it is wrong.
+    """
+    if stage in UP_TO_WEIGHTS:
+        return
+    values = problem.inputs.values
+    outputs = [output(problem), output(changed(problem, values=2.0 * values))]
+    one, two = (np.asarray(0.0 if found is None else found) for found in outputs)
+    if one.any() and near(two, one):
+        yield "Values that are twice as large give the same output.", f"whether there is a norm of the {stage}"
+    elif one.any() and not near(two, 2.0 * one):
+        what = "Values that are twice as large, without biases, do not give an output twice as large."
+        yield what, f"what bends, bounds, norms or gates the {stage}"
