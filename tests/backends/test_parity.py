@@ -85,6 +85,7 @@ HALF = ("ragged-square", "prime", "grouped-heads", "every-source", "dropout", "a
     "half precision is within its bound on each path",
     but=("jax-None-float16", "mxnet-None-float16", "tf-fast-bfloat16", "torch-blocks-float16"),
 )
+@pytest.mark.same_on_newest_of("torch", "tf")  # as above
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("path", PATHS)
 def test_half_precision_where_a_backend_has_it(backend, path, dtype):
