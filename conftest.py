@@ -218,6 +218,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Python looks for no cycles while it imports what is tested: it would look at all objects, a dozen times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """The modules that are there now stay, and Python need not look for cycles among their objects any more."""
     gc.collect()

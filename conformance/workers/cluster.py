@@ -1,6 +1,5 @@
 """Cluster: the executor on the machines of a Dask cluster, and what its workers run."""
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -95,6 +94,7 @@ class Cluster(Executor):
 
     def _on_all_workers(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
         """What each worker answers, or the exception that it raises. OSError if that takes too long."""
+        import asyncio
 
         async def answers() -> dict[str, Any]:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -187,6 +187,8 @@ class Cluster(Executor):
 
 def _check_answers(address: str) -> None:
     """SpecError unless a scheduler answers at an address."""
+    import asyncio  # here, as every command and each of its processes reads this module
+
     where = f"--scheduler {shown(address)}"
 
     async def identity() -> dict[str, Any]:

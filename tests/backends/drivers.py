@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.runner import CaseRunner
 from conformance.subjects.backend import BackendSubject
 from mha_core.call.call import Call
 from mha_core.call.masks import ARRAY_SOURCES, AttentionMask
@@ -181,6 +182,14 @@ DRIVERS = {"torch": TorchDriver, "tf": TensorFlowDriver, "jax": JaxDriver, "mxne
 
 def drive(backend_name: str) -> Driver:
     return DRIVERS[backend_name](backend_name)
+
+
+def asked_twice(case, subject, known=None):
+    """The result of a subject that is asked a case, and once more with its items in another order.
+
+    That shows a layer that keeps something from call to call. What four calls show besides, nightly tests look for.
+    """
+    return CaseRunner(subject, known, "in two ways").run(case)
 
 
 class AskedOnce(BackendSubject):

@@ -70,6 +70,7 @@ def test_a_translation_keeps_code_formulas_numbers_and_links(language):
             assert found == expected, message.string
 
 
+@pytest.mark.nightly("a changed paragraph is marked in each language", every=2)  # each is a build of its own
 @pytest.mark.parametrize("language", OTHERS)
 def test_a_changed_paragraph_is_marked_and_named(tmp_path, language):
     """In a copy of the site where one English paragraph reads otherwise, and which has these pages alone."""

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from backends.jax.native import subjects as native_subjects
 from conformance.cases.table import select
-from conformance.runner import run_case
 from conformance.subjects.load import load_subject
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.call.masks import allowed_keys
+from tests.backends.drivers import asked_twice
 
 LAYERS = (
     "LinenMultiHeadDotProductAttention",
@@ -34,7 +34,7 @@ def judged(name, case_id, dtype="float32", **changes):
     hiddens = case.config.num_heads * case.config.head_dim
     sizes = {"value_head_dim": case.config.head_dim, "key_dim": 19, "value_dim": 19, "output_dim": hiddens}
     changed = replace(case, config=replace(case.config, **{**sizes, **changes}), same_sizes="what the layers can have")
-    return run_case(changed, load_subject(f"{native_subjects.__name__}:{name}Subject", dtype))
+    return asked_twice(changed, load_subject(f"{native_subjects.__name__}:{name}Subject", dtype))
 
 
 @pytest.mark.nightly("JAX' layers follow the definition", every=3)

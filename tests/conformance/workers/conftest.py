@@ -70,11 +70,11 @@ class Spoils(Right):
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    """The current folder has a module `hostile`."""
+    """The current folder has a module `hostile`; it is judged by one process, where nothing else is said."""
     (tmp_path / "hostile.py").write_text(HOSTILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.setenv("MHA_WORKERS", "2")
+    monkeypatch.setenv("MHA_WORKERS", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ AT = re.compile(r": it is at \w+\.py:\d+ in \w+")
 @pytest.mark.nightly("a subject that harms its process costs its cases", but=("Crashes", "Hangs"))
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_subject_that_harms_its_process_costs_its_cases(harm, hostile, tmp_path):
-    result, found = check(harm, "--time-limit", "3", path=tmp_path / "report.json")
+    result, found = check(harm, "--workers", "2", "--time-limit", "3", path=tmp_path / "report.json")
     assert {case: (row["status"], AT.sub("", row["message"])) for case, row in found.items()} == {
         "causal": ("failed", HARMS[harm]),
         "window": ("equal", ""),
@@ -93,7 +93,7 @@ def test_an_import_or_a_factory_that_never_returns_costs_that_subject(hostile, t
         (tmp_path / f"{name}.py").write_text(HANGING)
     specs = ("hanging:factory", "hanging_import:factory")
     options = [word for spec in specs for word in ("-s", spec)]
-    result, found = check("Right", *options, "--import-limit", "10", path=tmp_path / "report.json")
+    result, found = check("Right", *options, "--workers", "2", "--import-limit", "10", path=tmp_path / "report.json")
     lines = result.stderr.splitlines()
     for spec in specs:
         assert (

@@ -182,7 +182,7 @@ print("MODULES", *sorted({name.split(".")[0] for name in sys.modules}))
 """
 
 
-@pytest.mark.nightly("another interpreter runs each backend", but=("torch",))
+@pytest.mark.nightly("another interpreter runs each backend", but=("jax",))
 def test_another_interpreter_runs_a_backend_and_one_that_is_broken_is_left_out(tmp_path, backend_name):
     """Another program, which is the same Python: the worker is not started as this one is. The process of the command
     itself imports no framework."""

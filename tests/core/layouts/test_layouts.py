@@ -12,6 +12,9 @@ from mha_core.config import PROJECTIONS, ProjectionBias
 from mha_core.layouts import LAYOUTS, canonical_gradients, config_of, get
 from mha_core.weights import weight_shapes
 
+# It is about names, and places in arrays; what computes in NumPy runs there.
+pytestmark = pytest.mark.same_on_newest
+
 WIDTHS = AttentionConfig(11, 3, head_dim=5, value_head_dim=4, query_dim=7, key_dim=8, value_dim=9)
 GROUPED = replace(WIDTHS, num_heads=6, num_kv_heads=2)
 EQUAL_HEADS = replace(WIDTHS, value_head_dim=5)
