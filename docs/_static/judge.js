@@ -19,6 +19,7 @@
     worker = new Worker(new URL("judge-worker.js", script.src), { type: "module" });
     worker.onmessage = ({ data }) => heard[data.kind](data);
     worker.onerror = (event) => heard.failed({ words: event.message ?? "Python did not start" });
+    for (const one of exercises) if (one.fold.open) one.rehearse();
   }
 
   function end() {
@@ -62,6 +63,7 @@
 
   class Exercise {
     constructor(fold) {
+      this.fold = fold;
       this.name = fold.dataset.name;
       this.archives = fold.dataset.archives.split(" ");
       [this.asked, this.copy] = fold.querySelectorAll("pre");
@@ -84,7 +86,7 @@
       fold.append(this.code, row, this.words);
       this.code.addEventListener("keydown", (event) => this.key(event));
       this.code.addEventListener("input", () => this.keep());
-      fold.addEventListener("toggle", () => fold.open && start(), { once: true });
+      fold.addEventListener("toggle", () => (worker ? this.rehearse() : start()), { once: true });
       this.code.value = kept.getItem(`judge:${this.name}`) ?? this.given;
       this.keep();
       this.show("", "");
@@ -106,6 +108,10 @@
       this.code.focus();
       this.code.select();
       insert(text);
+    }
+
+    rehearse() {
+      worker.postMessage({ name: this.name, archives: this.archives });
     }
 
     ask(level) {

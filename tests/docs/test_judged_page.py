@@ -7,10 +7,12 @@ import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from zipfile import ZipFile
 
 import pytest
 
 from _data import pyodide
+from _ext.lessons import judged
 from _ext.lessons.course import COURSE
 from mha.learn.exercise import NUMPY
 from mha.learn.exercises import exercise
@@ -96,6 +98,16 @@ def said(browser, name, text, button="Judge"):
 def of_command(name, text, level=1):
     with written(exercise(name), text) as folder:
         return hint(exercise(name), folder, level, "numpy").text
+
+
+def test_code_is_compiled_once_and_where_nothing_can_each_browser_does(judging_site, monkeypatch):
+    served = judging_site / "_judge"
+    own, library = (ZipFile(served / name).namelist() for name in (judged.CODE, "python_stdlib.zip"))
+    assert {"mha/learn/judge.py", "mha/learn/__pycache__/judge.cpython-312.pyc"} <= {*own}
+    assert "numpy/__pycache__/__init__.cpython-312.pyc" in own
+    assert ("dataclasses.pyc" in library, "dataclasses.py" in library, "turtle.py" in library) == (True, False, False)
+    monkeypatch.setattr(judged.shutil, "which", lambda name: None)
+    assert {*judged.made_here.__wrapped__()} == {*judged.ARCHIVES}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,18 +1,23 @@
 """The exercises of a lesson on its page: the file, and an editor whose answer is judged there, by Pyodide.
 
 Without scripts, on a page that was opened from disk, and where the site was built without Pyodide
-(`docs/_data/pyodide.py` fetches it), the page says the command.
+(`docs/_data/pyodide.py` fetches it), the page says the command. Where Node.js builds the site too, Python's code is
+compiled then, and not in each browser.
 """
 
 from __future__ import annotations
 
 import html
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+from _data import pyodide
 from _data.pyodide import TARGET
 from _ext.languages import ENGLISH
 from mha.learn.exercise import NUMPY, HeadsExercise, LayerExercise
@@ -33,6 +38,9 @@ ARCHIVES = {
 }
 """Archive -> files and folders of this project that a page's worker unpacks; the second where a case needs it."""
 
+COMPILER = Path(pyodide.__file__).with_name("compiled.mjs")
+"""Compiles in Pyodide what it imports before a verdict."""
+
 MADE = (1980, 1, 1, 0, 0, 0)
 """When all files of an archive were made: it is the same in each build."""
 
@@ -42,7 +50,7 @@ def editors(names: Iterable[str]) -> str:
     folds = [_fold(name) for name in names if exercise(name).dialect == NUMPY]
     if not folds:
         return ""
-    return "\n".join(["```{raw} html", *folds, *_script(), "```"])
+    return "\n".join(["```{raw} html", *folds, *_script(any(TRAINED in fold for fold in folds)), "```"])
 
 
 def _fold(name: str) -> str:
@@ -57,10 +65,13 @@ def _fold(name: str) -> str:
     )
 
 
-def _script() -> list[str]:
+def _script(is_trained: bool) -> list[str]:
+    """The script's element; `is_trained`: whether a case of the page needs the trained weights."""
     if not TARGET.is_dir():
         return []
-    size = sum(path.stat().st_size for path in TARGET.iterdir())
+    made = made_here()
+    sizes = {path.name: path.stat().st_size for path in TARGET.iterdir()} | {name: len(made[name]) for name in made}
+    size = sum(sizes.values()) - (0 if is_trained else sizes[TRAINED])
     words = html.escape(too_long(LONGEST_ALONE))
     return [f'<script defer src="_static/judge.js" data-too-long="{words}" data-size="{size / 1e6:.0f}"></script>']
 
@@ -71,11 +82,24 @@ def write_judge(app: Sphinx, error: Exception | None) -> None:
         return
     folder = Path(app.outdir, "_judge")
     shutil.copytree(TARGET, folder, dirs_exist_ok=True)
-    for name, parts in ARCHIVES.items():
-        with ZipFile(folder / name, "w", ZIP_DEFLATED) as archive:
-            for path in (path for part in parts for path in _files(ROOT / part)):
-                entry = ZipInfo(path.relative_to(ROOT).as_posix(), MADE)
-                archive.writestr(entry, path.read_bytes(), ZIP_DEFLATED)
+    for name, data in made_here().items():
+        folder.joinpath(name).write_bytes(data)
+
+
+@cache
+def made_here() -> dict[str, bytes]:
+    """File name -> what it holds, of the archives that the build makes; Python's own where Node.js can compile it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, parts in ARCHIVES.items():
+            with ZipFile(folder / file, "w") as archive:
+                for path in (path for part in parts for path in _files(ROOT / part)):
+                    entry = ZipInfo(path.relative_to(ROOT).as_posix(), MADE)
+                    archive.writestr(entry, path.read_bytes(), ZIP_DEFLATED)
+        node = shutil.which("node")
+        if node:
+            subprocess.run([node, COMPILER, TARGET, folder], check=True)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def _files(part: Path) -> list[Path]:

@@ -165,6 +165,13 @@ def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:
     return Layered(None, right, unsupported)
 
 
+def rehearsed(one: LayerExercise, path: str) -> Iterator[None]:
+    """Yield after each case that a right layer was asked: what its verdict is made of is known from then on."""
+    prepared(path, one.subject, dtype_of(one.dialect))
+    for _ in CaseUnit(layer_of(path), cases_of(one)).run(0):
+        yield
+
+
 def _unread(subject: RemoteSubject | LoadedSubject, name: str, case: str) -> tuple[str, ...]:
     one = exercise(name)
     assert isinstance(one, LayerExercise)

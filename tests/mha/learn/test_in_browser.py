@@ -8,13 +8,14 @@ import sys
 
 import pytest
 
+from conformance.judging.expected import expected
 from conformance.subjects import in_time
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import answered, text_of
 from mha.learn.hints import hint
 from mha.learn.running.attempt import KEPT
 from mha.learn.running.here import written
-from mha.learn.running.in_browser import said
+from mha.learn.running.in_browser import rehearsed, said
 from tests.docs.conftest import ROOT
 
 TEXTBOOK = """import numpy as np
@@ -36,6 +37,7 @@ class NumPyAlone:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, NumPyAlone())
+from conformance.judging.expected import expected
 from conformance.subjects import in_time
 in_time.IS_ALONE = True
 from mha.learn.running.in_browser import said
@@ -66,6 +68,19 @@ def test_numpy_alone_is_needed_and_the_words_are_those_of_the_command():
     with written(exercise("empty-row"), TEXTBOOK) as folder:
         assert first == ["wrong", hint(exercise("empty-row"), folder, 1, "numpy").text, 2]
         assert second == ["", *hint(exercise("empty-row"), folder, 2, "numpy")]
+
+
+def test_a_rehearsal_is_judged_in_pieces_and_a_verdict_works_out_nothing_anew(alone):
+    expected.cache_clear()
+    right, wrong = answered(exercise("plain-function")), "def attention(*arguments):\n    return None\n"
+    pieces = rehearsed("plain-function")
+    for _ in range(3):
+        next(pieces)
+    before = said("plain-function", wrong, 1)
+    assert len(list(pieces)) > 100
+    worked_out = expected.cache_info().misses
+    assert (said("plain-function", right, 1)[0], said("plain-function", wrong, 1)) == ("right", before)
+    assert expected.cache_info().misses == worked_out > 100
 
 
 def test_a_verdict_loads_no_diagnosis_and_reads_no_folder_again():
