@@ -63,6 +63,46 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
     return shares if np.abs(shares @ x - y).max() <= NEAR * np.abs(y).max(initial=1e-300) else None
 
 
+def rank_of(arrays: NDArray) -> int:
+    sizes = np.linalg.svd(arrays, compute_uv=False)
+    return int((sizes > NEAR * sizes[..., :1]).sum(axis=-1).max())
+
+
+def is_product(array: NDArray, factor: NDArray) -> bool:
+    """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
+    found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
+    return bool(np.allclose(found @ factor.swapaxes(2, 3), array, rtol=0.0, atol=NEAR * float(np.abs(array).max())))
+
+
+def follow(measured: NDArray, expected: NDArray) -> bool:
+    """Return whether the keys of every row stand in the order of their right scores."""
+    order = np.argsort(expected, axis=-1)
+    return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
+
+
+CLOSEST, SMOOTH = 0.1, 0.01
+"""The share of neighbouring scores that are nearest, and of all differences what a function may differ between them."""
+
+
+def is_function(measured: NDArray, scores: NDArray) -> bool:
+    """Return whether log weights less that of the key that scores 0 are a function of the scores, however it bends."""
+    zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
+    if not zero.any():
+        return False
+    x, y = scores.ravel(), (measured - measured[..., zero][..., :1]).ravel()
+    order = np.argsort(x)
+    gaps, steps = np.diff(x[order]), np.abs(np.diff(y[order]))
+    nearest = np.argsort(gaps)[: max(int(CLOSEST * len(gaps)), 1)]
+    return bool(np.median(steps[nearest]) <= SMOOTH * np.ptp(y))
+
+
+def is_kept(measured: NDArray, expected: NDArray) -> bool:
+    """Return whether a part of neighbouring scores differ as they should, as where scores are clamped."""
+    order = np.argsort(expected, axis=-1)
+    steps, right = (np.diff(np.take_along_axis(x, order, -1), axis=-1) for x in (measured, expected))
+    return bool((np.abs(steps - right) <= NEAR * np.abs(right).max(initial=0.0)).mean() > CLOSEST)
+
+
 def of_scores(scores: NDArray, right: NDArray, others: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
     """Yield a line if scores (B, H, Lq, Lk), less their row means, have a bias by position or are mixed across heads.
 

@@ -16,9 +16,9 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
 from conformance.kinds.made import TROUBLE
-from conformance.kinds.oddities import NEAR, TIMES, mix_of
+from conformance.kinds.oddities import NEAR, TIMES, follow, is_function, is_kept, is_product, mix_of, rank_of
 from conformance.kinds.places import PLACES
-from conformance.measure.designs import changed
+from conformance.measure.designs import changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.readings import ROWS, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
@@ -48,7 +48,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
         return Located("output", moved[0], (MOVED,))
     if first.probe.stage:
-        return _seen(evidence, first.probe.stage, first.differing)
+        stage, some = first.probe.stage, first.differing[:MOST_CASES]
+        read = [_told(_of_named, evidence, one) for one in some]
+        if stage == "weights":  # of the right keys, of which scores may be others
+            read += [told for one in some if (told := _told(_of_scores, evidence, one)) in STAGES and told != stage]
+        return _seen(evidence, next(filter(None, read), stage), first.differing)
     found = []
     for outcome in measured.outcomes:
         if outcome.differing and (outcome is first or outcome.probe.id in READ):
@@ -101,6 +105,28 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     return Located(stage, problem, tuple(lines))
 
 
+def _of_named(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where a call whose row names a stage goes wrong without its mask, or without values; None if it does not.
+
+    What a call without values adds is not its weights'; heads are 0 then.
+    """
+    asker, config, sizes = evidence.asker, problem.config, problem.sizes
+    if sizes.past_len or not config.projections or asker.fixed_weights is not None:
+        return None
+    length = max(sizes.query_len, sizes.key_len, config.head_dim + 3)  # enough to solve for what is before weights
+    lengths = {"query_len": length if sizes.query_len > 1 else 1, "key_len": length}
+    plain = generic(config, batch=sizes.batch, weights=problem.weights, **lengths)
+    is_plain = Setting.of(problem).has & {*MASKS, "bias"} and asker.output(plain) is not None
+    wrong = plain if is_plain and not asker.is_right(plain) else problem
+    biases = {name: array for name, array in generic(config).weights.items() if name == "out_proj.bias"}
+    none = changed(wrong, {"v_proj.bias": 0.0, **biases}, values=0.0)
+    output, bare = asker.output(none), changed(none, {"out_proj.bias": 0.0})
+    if output is not None and np.isfinite(output).all() and not asker.is_right(none):
+        is_added = asker.output(bare) is not None and asker.is_right(bare)
+        return "output" if is_added or solved(evidence, none, PLACES["heads"]) is None else "heads"
+    return _of_call(evidence, plain) if wrong is plain else None
+
+
 def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
     try:
         with any_numbers:
@@ -150,10 +176,10 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     of_group = heads.reshape(heads.shape[0], problem.config.num_kv_heads, -1, *heads.shape[2:])
     is_of_values = _are_alike(of_group, (2, 3))
     none = solved(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0), PLACES["heads"])
-    # What heads have without any value is weighed as keys are if it differs from query to query.
+    # What heads have without any value is another key's, which weighs it, if other keys make it another.
     offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
     if np.any(np.abs(offset) > NEAR):
-        return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "weights"
+        return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "keys"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
     if _near(heads, ratio * own):  # each is a multiple of the right one
         twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
@@ -262,21 +288,28 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if _near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
         return "scores"
     is_full = bool(there.all())
-    if is_full and min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
+    if is_full and weights.shape[3] > d + 2 and rank_of(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
-        if _is_product(measured, keys):
-            return "queries" if _are_apart(evidence, problem, weights) else "scores"
-        if not _is_product(measured.swapaxes(2, 3), queries):
+        if is_product(measured, keys):
+            if _are_apart(evidence, problem, weights):
+                return "queries"
+            ratio = measured @ np.linalg.pinv(keys.swapaxes(2, 3)) / queries  # keys' channels times a number each
+            ratio = ratio.reshape(ratio.shape[0], problem.config.num_kv_heads, -1, *ratio.shape[2:])
+            return "keys" if _are_alike(ratio, (2, 3)) else "scores"
+        if weights.shape[2] > d + 2 and not is_product(measured.swapaxes(2, 3), queries):
             other = weights_of(evidence, changed(problem, queries=-0.5, keys=-0.7))
             return "scores" if other is not None and _near(other, weights) else "queries"
-        return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
+        if weights.shape[2] > d + 2:
+            return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
         return "queries" if weights.shape[3] > d else "scores"
     if mix_of(weights, own) is not None:
         return "weights"
-    if _follow(measured, expected) or (is_full and _is_function(measured, np.asarray(call.state["scores"]))):
-        return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
+    is_bent = is_full and is_function(measured, np.asarray(call.state["scores"]))
+    if is_bent or follow(measured, expected):
+        is_clamped = is_bent and is_kept(measured, expected)
+        return "scores" if is_clamped or _takes_bias_as_it_is(evidence, problem, measured) else "weights"
     return "scores" if not is_full or _are_pairwise(evidence, problem, weights) else "weights"
 
 
@@ -317,43 +350,10 @@ def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
     return bool(same.any(axis=0).all() and same.any(axis=1).all())
 
 
-def _rank(arrays: NDArray) -> int:
-    sizes = np.linalg.svd(arrays, compute_uv=False)
-    return int((sizes > NEAR * sizes[..., :1]).sum(axis=-1).max())
-
-
-def _is_product(array: NDArray, factor: NDArray) -> bool:
-    """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
-    found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
-    return _near(found @ factor.swapaxes(2, 3), array)
-
-
 def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
     """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
     read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
     return _are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
-
-
-def _follow(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether the keys of every row stand in the order of their right scores."""
-    order = np.argsort(expected, axis=-1)
-    return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
-
-
-CLOSEST, SMOOTH = 0.1, 0.01
-"""The share of neighbouring scores that are nearest, and of all differences what a function may differ between them."""
-
-
-def _is_function(measured: NDArray, scores: NDArray) -> bool:
-    """Return whether log weights less that of the key that scores 0 are a function of the scores, however it bends."""
-    zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
-    if not zero.any():
-        return False
-    x, y = scores.ravel(), (measured - measured[..., zero][..., :1]).ravel()
-    order = np.argsort(x)
-    gaps, steps = np.diff(x[order]), np.abs(np.diff(y[order]))
-    nearest = np.argsort(gaps)[: max(int(CLOSEST * len(gaps)), 1)]
-    return bool(np.median(steps[nearest]) <= SMOOTH * np.ptp(y))
 
 
 def _of_generic_past(outcomes: Iterable[ProbeResult]) -> Sequence[Problem]:

@@ -101,6 +101,37 @@ def test_the_first_wrong_step_of_an_odd_function_is_found(step):
     assert located.stage == stage
 
 
+def _with_a_slot(state, heads):
+    """Heads that also read a learned key, which scores 0, and its value, 1."""
+    rest = 1.0 / (1.0 + _whole(np.where(state["allowed"], np.exp(state["scores"]), 0.0)))
+    return heads * (1.0 - rest) + rest
+
+
+def _zeroed_beyond_lengths(state, output):
+    lens = state.inputs.mask.valid_lens
+    return output if np.ndim(lens) != 1 else output * (np.arange(output.shape[1]) < lens[:, None])[..., None]
+
+
+IN_SOME_CALLS = {
+    "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
+    "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
+    "behind a mask": ("output", "lengths", "output", _zeroed_beyond_lengths),
+    "over all keys": ("keys", "scores", "keys", lambda s, x: x / x.std(axis=2, keepdims=True)),
+    "a clamp": ("capped", "scores", "scores", lambda s, x: np.clip(x, -1.5, 1.5)),
+    "in their order": ("values", "lengths", "values", lambda s, x: np.sort(x, axis=2)),
+    "a slot": ("heads", "no-values", "keys", _with_a_slot),
+}
+"""What shows in a row of another stage -> (the step, that row, the step's stage, what is done to its result)."""
+
+
+@pytest.mark.parametrize("name", IN_SOME_CALLS)
+def test_a_stage_is_said_by_what_excludes_earlier_ones(name):
+    step, row, stage, change = IN_SOME_CALLS[name]
+    located = localise(measured(wrong_at(step, change), probes=[one for one in PROBES if one.id == row]))
+    assert located is not None
+    assert located.stage == stage
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
