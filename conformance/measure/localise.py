@@ -68,7 +68,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing][:1]
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
     of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
-    if of_output and behind and any(_weights_differ(evidence, one) for one in scored):
+    is_gated = any(stage == "values" and problems[:1] == tuple(scored) for stage, problems in found)
+    if of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in scored):
         return Located("queries", scored[0], (COMMON,))
     if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
         return Located("queries", scored[0], (COMMON,))
@@ -106,10 +107,7 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
 
 
 def _of_named(evidence: Evidence, problem: Problem) -> str | None:
-    """Return where a call whose row names a stage goes wrong without its mask, or without values; None if it does not.
-
-    What a call without values adds is not its weights'; heads are 0 then.
-    """
+    """Return where a call whose row names a stage is wrong without its mask, or without values; None if it is not."""
     asker, config, sizes = evidence.asker, problem.config, problem.sizes
     if sizes.past_len or not config.projections or asker.fixed_weights is not None:
         return None
@@ -181,6 +179,8 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     if np.any(np.abs(offset) > NEAR):
         return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "keys"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
+    if is_of_values and np.ptp(ratio) > NEAR and problem.config.num_heads > problem.config.num_kv_heads:
+        return "values"
     if _near(heads, ratio * own):  # each is a multiple of the right one
         twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
         if twice is not None and not _near(twice[0], 2.0 * heads):
@@ -275,6 +275,10 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     """
     call, d, there = PlacedCall(evidence, problem, PLACES["weights"]), problem.config.head_dim, own > 0.0
     sums, right = weights.sum(axis=-1, keepdims=True), own.sum(axis=-1, keepdims=True)
+    times = np.where(there, weights, 1.0) / np.where(there, own, 1.0)
+    times = times.reshape(times.shape[0], problem.config.num_kv_heads, -1, *times.shape[2:])
+    if there.all() and times.shape[2] > 1 and times.shape[3] > 1 and _are_alike(times, (2, 3)) and np.ptp(times) > NEAR:
+        return "values"  # each times a number, for all queries and all heads that share it
     if (weights[own > NEAR] <= 0.0).any() or np.abs(weights[~there]).max(initial=0.0) > NEAR:
         return "weights"
     ratio = sums / np.where(right > 0.0, right, np.nan)
@@ -294,7 +298,7 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
         if is_product(measured, keys):
             if _are_apart(evidence, problem, weights):
                 return "queries"
-            ratio = measured @ np.linalg.pinv(keys.swapaxes(2, 3)) / queries  # keys' channels times a number each
+            ratio = measured @ np.linalg.pinv(keys.swapaxes(2, 3)) / queries
             ratio = ratio.reshape(ratio.shape[0], problem.config.num_kv_heads, -1, *ratio.shape[2:])
             return "keys" if _are_alike(ratio, (2, 3)) else "scores"
         if weights.shape[2] > d + 2 and not is_product(measured.swapaxes(2, 3), queries):

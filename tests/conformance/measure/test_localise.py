@@ -119,6 +119,7 @@ IN_SOME_CALLS = {
     "over all keys": ("keys", "scores", "keys", lambda s, x: x / x.std(axis=2, keepdims=True)),
     "a clamp": ("capped", "scores", "scores", lambda s, x: np.clip(x, -1.5, 1.5)),
     "in their order": ("values", "lengths", "values", lambda s, x: np.sort(x, axis=2)),
+    "a gate of keys": ("values", "scores", "values", lambda s, x: x / (1.0 + np.exp(-s["keys"].mean(-1)[..., None]))),
     "a slot": ("heads", "no-values", "keys", _with_a_slot),
 }
 """What shows in a row of another stage -> (the step, that row, the step's stage, what is done to its result)."""
