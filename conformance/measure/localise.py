@@ -206,7 +206,7 @@ def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
         return False
     weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
     weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
-    weights["out_proj.weight"] = np.eye(config.output_dim, 1).repeat(config.num_heads * config.value_head_dim, axis=1)
+    weights["out_proj.weight"] = np.ones((config.output_dim, config.num_heads * config.value_head_dim))
     unit, count = np.eye(1, config.value_dim), problem.sizes.key_len
     values = (one[:, None] * unit + 0.0 * problem.inputs.values for one in (np.ones(count), *np.eye(count)))
     asked = [changed(problem, weights, values=one) for one in values]

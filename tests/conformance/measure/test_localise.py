@@ -112,6 +112,11 @@ def _zeroed_beyond_lengths(state, output):
     return output if np.ndim(lens) != 1 else output * (np.arange(output.shape[1]) < lens[:, None])[..., None]
 
 
+def _transposed(state, output):
+    weight = state.parameters["out_proj.weight"]
+    return output + state["merged"] @ (weight - weight.T) if weight.shape[0] == weight.shape[1] else output
+
+
 IN_SOME_CALLS = {
     "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
     "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
@@ -120,15 +125,16 @@ IN_SOME_CALLS = {
     "a clamp": ("capped", "scores", "scores", lambda s, x: np.clip(x, -1.5, 1.5)),
     "in their order": ("values", "lengths", "values", lambda s, x: np.sort(x, axis=2)),
     "a gate of keys": ("values", "scores", "values", lambda s, x: x / (1.0 + np.exp(-s["keys"].mean(-1)[..., None]))),
+    "of a square matrix": ("output", "one-key scores", "output", _transposed),
     "a slot": ("heads", "no-values", "keys", _with_a_slot),
 }
-"""What shows in a row of another stage -> (the step, that row, the step's stage, what is done to its result)."""
+"""What shows in a row of another stage -> (the step, such rows, its stage, what is done to its result)."""
 
 
 @pytest.mark.parametrize("name", IN_SOME_CALLS)
 def test_a_stage_is_said_by_what_excludes_earlier_ones(name):
     step, row, stage, change = IN_SOME_CALLS[name]
-    located = localise(measured(wrong_at(step, change), probes=[one for one in PROBES if one.id == row]))
+    located = localise(measured(wrong_at(step, change), probes=[one for one in PROBES if one.id in row.split()]))
     assert located is not None
     assert located.stage == stage
 
