@@ -10,11 +10,12 @@ from conformance.kinds.change import Setting
 from conformance.kinds.oddities import factors
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
-from conformance.measure.designs import generic
+from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.localise import _seen, localise
 from conformance.measure.probes import PROBES
 from conformance.measure.readings import fills
+from conformance.measure.search import Measured, Probing
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
 from mha_core import AttentionConfig, AttentionMask
@@ -133,8 +134,10 @@ IN_SOME_CALLS = {
 
 @pytest.mark.parametrize("name", IN_SOME_CALLS)
 def test_a_stage_is_said_by_what_excludes_earlier_ones(name):
-    step, row, stage, change = IN_SOME_CALLS[name]
-    located = localise(measured(wrong_at(step, change), probes=[one for one in PROBES if one.id in row.split()]))
+    step, rows, stage, change = IN_SOME_CALLS[name]
+    asker = Asker(OutputAlone(wrong_at(step, change)), configs=CONFIGS[:2])
+    outcomes = (Probing(asker, ())._asked(one) for one in PROBES if one.id in rows.split())
+    located = localise(Measured((), tuple(outcomes), asker))
     assert located is not None
     assert located.stage == stage
 
