@@ -179,8 +179,6 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     if np.any(np.abs(offset) > NEAR):
         return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "keys"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
-    if is_of_values and np.ptp(ratio) > NEAR and problem.config.num_heads > problem.config.num_kv_heads:
-        return "values"
     if _near(heads, ratio * own):  # each is a multiple of the right one
         twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
         if twice is not None and not _near(twice[0], 2.0 * heads):
@@ -277,7 +275,8 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     sums, right = weights.sum(axis=-1, keepdims=True), own.sum(axis=-1, keepdims=True)
     times = np.where(there, weights, 1.0) / np.where(there, own, 1.0)
     times = times.reshape(times.shape[0], problem.config.num_kv_heads, -1, *times.shape[2:])
-    if there.all() and times.shape[2] > 1 and times.shape[3] > 1 and _are_alike(times, (2, 3)) and np.ptp(times) > NEAR:
+    is_told = problem.inputs.queries.any() and there.all() and min(times.shape[2:4]) > 1  # else scores may be such
+    if is_told and _are_alike(times, (2, 3)) and np.ptp(times) > NEAR:
         return "values"  # each times a number, for all queries and all heads that share it
     if (weights[own > NEAR] <= 0.0).any() or np.abs(weights[~there]).max(initial=0.0) > NEAR:
         return "weights"
