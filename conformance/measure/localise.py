@@ -112,8 +112,8 @@ def _of_named(evidence: Evidence, problem: Problem) -> str | None:
     if sizes.past_len or not config.projections or asker.fixed_weights is not None:
         return None
     length = max(sizes.query_len, sizes.key_len, config.head_dim + 3)  # enough to solve for what is before weights
-    lengths = {"query_len": length if sizes.query_len > 1 else 1, "key_len": length}
-    plain = generic(config, batch=sizes.batch, weights=problem.weights, **lengths)
+    few, given = 1 if sizes.query_len == 1 else length, problem.weights
+    plain = generic(config, batch=sizes.batch, query_len=few, key_len=length, weights=given)
     is_plain = Setting.of(problem).has & {*MASKS, "bias"} and asker.output(plain) is not None
     wrong = plain if is_plain and not asker.is_right(plain) else problem
     biases = {name: array for name, array in generic(config).weights.items() if name == "out_proj.bias"}
