@@ -123,6 +123,13 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
     return shares if np.abs(shares @ x - y).max() <= NEAR * np.abs(y).max(initial=1e-300) else None
 
 
+def is_kept(measured: NDArray, expected: NDArray) -> bool:
+    """Return whether a part of neighbouring scores differ as they should, as where scores are clamped."""
+    order = np.argsort(expected, axis=-1)
+    steps, right = (np.diff(np.take_along_axis(x, order, -1), axis=-1) for x in (measured, expected))
+    return bool((np.abs(steps - right) <= NEAR * np.abs(right).max(initial=0.0)).mean() > CLOSEST)
+
+
 def marks(row: NDArray) -> str:
     """Return a row of bools in characters: "#" for each that is true, else ".".
 

@@ -17,9 +17,20 @@ from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
 from conformance.kinds.dependence import logs, with_other
 from conformance.kinds.made import TROUBLE
-from conformance.kinds.oddities import NEAR, TIMES, are_alike, follow, is_function, is_product, mix_of, near, rank
+from conformance.kinds.oddities import (
+    NEAR,
+    TIMES,
+    are_alike,
+    follow,
+    is_function,
+    is_kept,
+    is_product,
+    mix_of,
+    near,
+    rank,
+)
 from conformance.kinds.places import PLACES
-from conformance.measure.designs import changed
+from conformance.measure.designs import changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.readings import ROWS, dependence, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
@@ -49,7 +60,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
         return Located("output", moved[0], (MOVED,))
     if first.probe.stage:
-        return _seen(evidence, first.probe.stage, first.differing)
+        stage, some = first.probe.stage, first.differing[:MOST_CASES]
+        read = [_told(_of_named, evidence, one) for one in some]
+        if stage == "weights":  # of the right keys, of which scores may be others
+            read += [other for one in some if (other := _told(_of_scores, evidence, one)) in STAGES and other != stage]
+        return _seen(evidence, next(filter(None, read), stage), first.differing)
     found = []
     for outcome in measured.outcomes:
         if outcome.differing and (outcome is first or outcome.probe.id in READ):
@@ -65,7 +80,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing][:1]
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
     of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
-    if of_output and behind and any(_weights_differ(evidence, one) for one in scored):
+    is_gated = any(stage == "values" and problems[:1] == tuple(scored) for stage, problems in found)
+    if of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in scored):
         return _common(evidence, scored)
     if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
         return _common(evidence, scored)
@@ -81,9 +97,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
 
 def _common(evidence: Evidence, scored: Sequence[Problem]) -> Located:
     """Return the queries as the first wrong step, where values are wrong as well."""
-    said, look = fact(evidence, scored[0], "queries")
-    look = f"{look}, of the values as well" if look else COMMON
-    return Located("queries", scored[0], (*said, "  Values are wrong as well."), look)
+    said, _ = fact(evidence, scored[0], "queries")
+    return Located("queries", scored[0], (*said, "  Values are wrong as well."), COMMON)
 
 
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
@@ -108,6 +123,25 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
         lines = [*lines[: 1 + ROWS], f"    (and {more} more)", *lines[-ROWS:]]
     _, look = next(dependence(evidence, problem.config, stage), ("", ""))
     return Located(stage, problem, tuple(lines), look)
+
+
+def _of_named(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where a call whose row names a stage is wrong without its mask, or without values; None if it is not."""
+    asker, config, sizes = evidence.asker, problem.config, problem.sizes
+    if sizes.past_len or not config.projections or asker.fixed_weights is not None:
+        return None
+    length = max(sizes.query_len, sizes.key_len, config.head_dim + 3)  # enough to solve for what is before weights
+    few, given = 1 if sizes.query_len == 1 else length, problem.weights
+    plain = generic(config, batch=sizes.batch, query_len=few, key_len=length, weights=given)
+    is_plain = Setting.of(problem).has & {*MASKS, "bias"} and asker.output(plain) is not None
+    wrong = plain if is_plain and not asker.is_right(plain) else problem
+    biases = {name: array for name, array in generic(config).weights.items() if name == "out_proj.bias"}
+    none = changed(wrong, {"v_proj.bias": 0.0, **biases}, values=0.0)
+    output, bare = asker.output(none), changed(none, {"out_proj.bias": 0.0})
+    if output is not None and np.isfinite(output).all() and not asker.is_right(none):
+        is_added = asker.output(bare) is not None and asker.is_right(bare)
+        return "output" if is_added or solved(evidence, none, PLACES["heads"]) is None else "heads"
+    return _of_call(evidence, plain) if wrong is plain else None
 
 
 def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
@@ -147,10 +181,10 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     of_group = heads.reshape(heads.shape[0], problem.config.num_kv_heads, -1, *heads.shape[2:])
     is_of_values = are_alike(of_group, (2, 3))
     none = solved(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0), PLACES["heads"])
-    # What heads have without any value is weighed as keys are if it differs from query to query.
+    # What heads have without any value is another key's, which weighs it, if other keys make it another.
     offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
     if np.any(np.abs(offset) > NEAR):
-        return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "weights"
+        return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "keys"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
     if near(heads, ratio * own):  # each is a multiple of the right one
         twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
@@ -177,7 +211,7 @@ def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
         return False
     weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
     weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
-    weights["out_proj.weight"] = np.eye(config.output_dim, 1).repeat(config.num_heads * config.value_head_dim, axis=1)
+    weights["out_proj.weight"] = np.ones((config.output_dim, config.num_heads * config.value_head_dim))
     unit, count = np.eye(1, config.value_dim), problem.sizes.key_len
     values = (one[:, None] * unit + 0.0 * problem.inputs.values for one in (np.ones(count), *np.eye(count)))
     asked = [changed(problem, weights, values=one) for one in values]
@@ -246,6 +280,11 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     """
     call, d, there = PlacedCall(evidence, problem, PLACES["weights"]), problem.config.head_dim, own > 0.0
     sums, right = weights.sum(axis=-1, keepdims=True), own.sum(axis=-1, keepdims=True)
+    times = np.where(there, weights, 1.0) / np.where(there, own, 1.0)
+    times = times.reshape(times.shape[0], problem.config.num_kv_heads, -1, *times.shape[2:])
+    is_told = problem.inputs.queries.any() and there.all() and min(times.shape[2:4]) > 1  # else scores may be such
+    if is_told and are_alike(times, (2, 3)) and np.ptp(times) > NEAR:
+        return "values"  # each times a number, for all queries and all heads that share it
     if (weights[own > NEAR] <= 0.0).any() or np.abs(weights[~there]).max(initial=0.0) > NEAR:
         return "weights"
     ratio = sums / np.where(right > 0.0, right, np.nan)
@@ -259,21 +298,28 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
         return "scores"
     is_full = bool(there.all())
-    if is_full and min(weights.shape[2:]) > d + 2 and rank(measured) <= d:
+    if is_full and weights.shape[3] > d + 2 and rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
         if is_product(measured, keys):
-            return "queries" if _are_apart(evidence, problem, weights) else "scores"
-        if not is_product(measured.swapaxes(2, 3), queries):
+            if _are_apart(evidence, problem, weights):
+                return "queries"
+            ratio = measured @ np.linalg.pinv(keys.swapaxes(2, 3)) / queries
+            ratio = ratio.reshape(ratio.shape[0], problem.config.num_kv_heads, -1, *ratio.shape[2:])
+            return "keys" if are_alike(ratio, (2, 3)) else "scores"
+        if weights.shape[2] > d + 2 and not is_product(measured.swapaxes(2, 3), queries):
             other = weights_of(evidence, changed(problem, queries=-0.5, keys=-0.7))
             return "scores" if other is not None and near(other, weights) else "queries"
-        return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
+        if weights.shape[2] > d + 2:
+            return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
         return "queries" if weights.shape[3] > d else "scores"
     if mix_of(weights, own) is not None:
         return "weights"
-    if follow(measured, expected) or (is_full and is_function(measured, np.asarray(call.state["scores"]))):
-        return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
+    is_bent = is_full and is_function(measured, np.asarray(call.state["scores"]))
+    if is_bent or follow(measured, expected):
+        is_clamped = is_bent and is_kept(measured, expected)
+        return "scores" if is_clamped or _takes_bias_as_it_is(evidence, problem, measured) else "weights"
     return "scores" if not is_full or _are_pairwise(evidence, problem, weights) else "weights"
 
 

@@ -10,11 +10,12 @@ from conformance.kinds.change import Setting
 from conformance.kinds.oddities import factors
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
-from conformance.measure.designs import generic
+from conformance.measure.designs import CONFIGS, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.localise import _seen, localise
 from conformance.measure.probes import PROBES
 from conformance.measure.readings import fills
+from conformance.measure.search import Measured, Probing
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
 from mha_core import AttentionConfig, AttentionMask
@@ -97,6 +98,46 @@ def test_the_first_wrong_step_of_an_odd_function_is_found(step):
     found = measured(wrong_at(step, change))
     assert not found.models
     located = localise(found)
+    assert located is not None
+    assert located.stage == stage
+
+
+def _with_a_slot(state, heads):
+    """Heads that also read a learned key, which scores 0, and its value, 1."""
+    rest = 1.0 / (1.0 + _whole(np.where(state["allowed"], np.exp(state["scores"]), 0.0)))
+    return heads * (1.0 - rest) + rest
+
+
+def _zeroed_beyond_lengths(state, output):
+    lens = state.inputs.mask.valid_lens
+    return output if np.ndim(lens) != 1 else output * (np.arange(output.shape[1]) < lens[:, None])[..., None]
+
+
+def _transposed(state, output):
+    weight = state.parameters["out_proj.weight"]
+    return output + state["merged"] @ (weight - weight.T) if weight.shape[0] == weight.shape[1] else output
+
+
+IN_SOME_CALLS = {
+    "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
+    "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
+    "behind a mask": ("output", "lengths", "output", _zeroed_beyond_lengths),
+    "over all keys": ("keys", "scores", "keys", lambda s, x: x / x.std(axis=2, keepdims=True)),
+    "a clamp": ("capped", "scores", "scores", lambda s, x: np.clip(x, -1.5, 1.5)),
+    "in their order": ("values", "lengths", "values", lambda s, x: np.sort(x, axis=2)),
+    "a gate of keys": ("values", "scores", "values", lambda s, x: x / (1.0 + np.exp(-s["keys"].mean(-1)[..., None]))),
+    "of a square matrix": ("output", "one-key scores", "output", _transposed),
+    "a slot": ("heads", "no-values", "keys", _with_a_slot),
+}
+"""What shows in a row of another stage -> (the step, such rows, its stage, what is done to its result)."""
+
+
+@pytest.mark.parametrize("name", IN_SOME_CALLS)
+def test_a_stage_is_said_by_what_excludes_earlier_ones(name):
+    step, rows, stage, change = IN_SOME_CALLS[name]
+    asker = Asker(OutputAlone(wrong_at(step, change)), configs=CONFIGS[:2])
+    outcomes = (Probing(asker, ())._asked(one) for one in PROBES if one.id in rows.split())
+    located = localise(Measured((), tuple(outcomes), asker))
     assert located is not None
     assert located.stage == stage
 
