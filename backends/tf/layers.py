@@ -22,10 +22,11 @@ from backends.tf.ops.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.tf.ops.framework import Dense, Shape, spec_errors_kept
+from backends.tf.ops.framework import Shape, spec_errors_kept
 from backends.tf.ops.heads import merge_heads, split_heads
 from backends.tf.ops.layer import AttentionLayer, input_widths, split_options
 from backends.tf.ops.masks import Mask, Window, build_mask
+from backends.tf.ops.products import Dense
 from backends.tf.ops.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.tf.ops.rotary import rotary_tables, rotate
 from backends.tf.ops.scores import AdditiveScore, DotScore

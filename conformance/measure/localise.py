@@ -60,11 +60,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
         return Located("output", moved[0], (MOVED,))
     if first.probe.stage:
-        stage, some = first.probe.stage, first.differing[:MOST_CASES]
+        named, some = first.probe.stage, first.differing[:MOST_CASES]
         read = [_told(_of_named, evidence, one) for one in some]
-        if stage == "weights":  # of the right keys, of which scores may be others
-            read += [other for one in some if (other := _told(_of_scores, evidence, one)) in STAGES and other != stage]
-        return _seen(evidence, next(filter(None, read), stage), first.differing)
+        if named == "weights":  # of the right keys, of which scores may be others
+            read += [other for one in some if (other := _told(_of_scores, evidence, one)) in STAGES and other != named]
+        return _seen(evidence, next(filter(None, read), named), first.differing)
     found = []
     for outcome in measured.outcomes:
         if outcome.differing and (outcome is first or outcome.probe.id in READ):

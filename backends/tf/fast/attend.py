@@ -1,7 +1,8 @@
 """Attention in TensorFlow from `queries`, `keys` and `values` to `heads`, without an array of all scores.
 
 The scores of a block are kept only while it is computed; the backward pass computes them again. Shapes as in
-`mha_core.stages`. Half precision is computed in float32 and rounded once, at the end.
+`mha_core.stages`. Half precision is computed in float32 and rounded once, at the end; bfloat16 is computed in bfloat16
+where `backends.tf.ops.products` finds that as exact, with gradients added up in float32.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from backends.tf.fast.scoring import product, similarity
 from backends.tf.ops.attention import Score, add_bias, masked_softmax
 from backends.tf.ops.framework import shape_of
 from backends.tf.ops.masks import Mask
+from backends.tf.ops.products import in_bfloat16, widened
 from mha_core.call.blocks import Block, Operands
 
 __all__ = ["Block", "Operands", "attend_in_blocks"]
@@ -44,7 +46,7 @@ def attend_in_blocks(
     if len(operands.keys) > 1 and operands.queries.shape[2] == 1 and mask.keep is None and seed is None:
         return _attend_one_query(operands, score, mask)
     dtype = operands.values[0].dtype
-    wide = tf.float64 if dtype == tf.float64 else tf.float32
+    wide = _computed_in(operands, score, mask)
     mask = mask if mask.bias is None else mask._replace(bias=_with_known_axes(mask.bias, mask))
     keys, values = concat(operands.keys, 2), concat(operands.values, 2)
     floats = Floats(operands.queries, keys, values, score.vector, mask.bias)
@@ -74,6 +76,16 @@ def _attend_one_query(operands: Operands[tf.Tensor], score: Score, mask: Mask) -
     return tf.add_n([product(part, values) for part, values in zip(parts, operands.values, strict=True)])
 
 
+def _computed_in(operands: Operands[tf.Tensor], score: Score, mask: Mask) -> tf.DType:
+    """The dtype in which heads are computed: float32 or float64, or bfloat16 where that is as exact."""
+    dtype = operands.values[0].dtype
+    is_plain = score.vector is None and score.softcap is None and mask.bias is None
+    lengths = (operands.queries.shape[3], operands.values[0].shape[3], *(x.shape[2] for x in operands.keys))
+    if is_plain and in_bfloat16(dtype, *lengths):
+        return dtype
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
 def _gradients(passes: Passes, made: Rows, floats: Floats) -> Callable[..., tuple[tf.Tensor, ...]]:
     """The backward pass as a function of the heads' gradient and of the floats, which can itself be differentiated.
 
@@ -85,10 +97,15 @@ def _gradients(passes: Passes, made: Rows, floats: Floats) -> Callable[..., tupl
         # Traced, because forward-mode differentiation stops all tapes before it calls this.
         @tf.function(autograph=False)
         def again(d_heads: tf.Tensor, arrays: Any, cotangents: Any) -> Any:
+            dtype, (d_heads, arrays, cotangents) = (
+                d_heads.dtype,
+                tf.nest.map_structure(widened, (d_heads, arrays, cotangents)),
+            )
             # Without the loops that XLA is given: TensorFlow has no gradient of their gradient.
             heads = passes.written_out().forward(floats.refilled(arrays)).heads
             once = tf.gradients(heads, arrays, d_heads)
-            return tf.gradients(once, (d_heads, *arrays), cotangents, unconnected_gradients="zero")
+            twice = tf.gradients(once, (d_heads, *arrays), cotangents, unconnected_gradients="zero")
+            return [tf.cast(x, dtype) for x in twice]
 
         def backward(*cotangents: tf.Tensor) -> Any:
             return again(d_heads, arrays, cotangents)

@@ -165,6 +165,10 @@ def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Te
         parts: a list for each span of items; each list has an array for each span of key heads.
         shape: the shape of the whole array, (B or 1, heads or 1, ...).
     """
+    row = tuple(parts[0][0].shape[2:])
+    if shape[0] != 1 != shape[1] and None not in (*shape[:2], *row):
+        heads = [tf.reshape(x, (-1, *row)) for of_items in parts for x in of_items]
+        return tf.reshape(concat(heads, 0), (*shape[:2], *row))  # one copy, not one for each axis
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 

@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from backends.tf.fast.blocks import Blocks, Chunk, after, joined
 from backends.tf.fast.floats import Floats, Rows
-from backends.tf.fast.scoring import bias_gradient, product, similarity, similarity_gradients
+from backends.tf.fast.scoring import bias_gradient, doubtful_scores, product, similarity, similarity_gradients
 from backends.tf.ops.attention import Score, add_bias
 from backends.tf.ops.cuts import Span, cut
+from backends.tf.ops.framework import shape_of
 from backends.tf.ops.heads import fold_groups
 from backends.tf.ops.masks import Mask, Part, allowed_keys, part_of, reachable
+from backends.tf.ops.products import matmul, widened
 from mha_core.call.blocks import Block
 
 
@@ -65,8 +67,8 @@ class Passes:
 
     def forward(self, floats: Floats) -> Rows:
         """Return the heads and marks of all queries."""
-        count, shape = len(Rows._fields), floats.queries.shape
-        found = self._each_chunk(floats, lambda chunk, passes: passes.forward(floats.of_chunk(chunk)), count)
+        count, shape, doubtful = len(Rows._fields), floats.queries.shape, doubtful_scores(floats, self.score)
+        found = self._each_chunk(floats, lambda chunk, passes: passes.forward(floats.of_chunk(chunk), doubtful), count)
         return Rows(*(joined([[rows[i] for rows in of_items] for of_items in found], shape) for i in range(count)))
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
@@ -148,11 +150,11 @@ class _ChunkPasses:
     dropping: Dropping
     blocks: Blocks
 
-    def forward(self, floats: Floats) -> Rows:
+    def forward(self, floats: Floats, doubtful: tf.Tensor | None) -> Rows:
         def step(queries: Span, sums: Any) -> Any:
             block = self._weigh(floats, queries)
             heads = product(block.kept, block.floats.values)
-            marks = _marks(block.scores)
+            marks = _marks(block.scores, doubtful)
             return (_where(block.has_key, heads + marks), marks), ()
 
         rows, _ = self.blocks.each(step)
@@ -167,13 +169,14 @@ class _ChunkPasses:
         def step(queries: Span, sums: Any) -> Any:
             rows = made.map(lambda x: cut(x, 2, queries))
             found = self._gradients(cut(d_heads, 2, queries), rows, floats, queries)._asdict()
-            added = tuple(found[name] for name in added_up)
+            added = tuple(widened(found[name]) for name in added_up)
             if sums is not None:
                 added = tuple(x + y for x, y in zip(sums, added, strict=True))
             return tuple(found[name] for name in by_row), added
 
         rows, sums = self.blocks.each(step)
-        return Floats(**dict(zip([*by_row, *added_up], [*rows, *sums], strict=True)))
+        whole = (tf.cast(x, d_heads.dtype) for x in sums)
+        return Floats(**dict(zip([*by_row, *added_up], [*rows, *whole], strict=True)))
 
     def _weigh(self, floats: Floats, queries: Span) -> _Weighed:
         """The scores and weights of these queries, with the keys that they reach."""
@@ -194,16 +197,23 @@ class _ChunkPasses:
         part = block.floats
         d_rows = _where(block.has_key, d_heads) + made.marks
         d_values = _value_gradients(block, d_rows, made.marks)
-        d_weights = product(d_rows, part.values, transpose=True)
-        if block.factor is not None:
-            d_weights *= block.factor
-        if block.allowed is None:
-            inner = d_rows * made.heads
-        else:  # the heads have met what excluded values hold, which may be infinite
-            d_weights = _where(block.allowed, d_weights)
-            inner = block.weights * d_weights
-        d_scores = block.weights * (d_weights - tf.reduce_sum(inner, axis=-1, keepdims=True))
-        d_scores = _where(block.allowed, d_scores)
+        inner = None
+        if block.allowed is None:  # else the heads have met what excluded values hold, which may be infinite
+            inner = tf.reduce_sum(widened(d_rows) * widened(made.heads), axis=-1, keepdims=True)
+            inner = tf.cast(inner, d_rows.dtype)
+        if inner is not None and block.factor is None and d_rows.dtype != tf.bfloat16:
+            # The difference is one product, which saves a pass over the block.
+            ones = tf.ones_like(part.values[..., :1])
+            difference = product(tf.concat([d_rows, -inner], -1), tf.concat([part.values, ones], -1), transpose=True)
+        else:
+            d_weights = product(d_rows, part.values, transpose=True)
+            if block.factor is not None:
+                d_weights *= block.factor
+            if inner is None:
+                d_weights = _where(block.allowed, d_weights)
+                inner = tf.reduce_sum(block.weights * d_weights, axis=-1, keepdims=True)
+            difference = d_weights - inner
+        d_scores = _where(block.allowed, block.weights * difference)
         score = self.score._replace(vector=part.vector)
         d_queries, d_keys, d_vector = similarity_gradients(d_scores, block.similarity, part.queries, part.keys, score)
         d_bias = None
@@ -225,7 +235,7 @@ def _value_gradients(block: _Weighed, d_rows: tf.Tensor, marks: tf.Tensor) -> tf
 
     def product_of(kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         groups = block.floats.values.shape[1]
-        return tf.matmul(fold_groups(kept, groups), fold_groups(rows, groups), transpose_a=True)
+        return matmul(fold_groups(kept, groups), fold_groups(rows, groups), transpose_a=True)
 
     def with_marks() -> tf.Tensor:
         nan, one = tf.constant(float("nan"), d_rows.dtype), tf.ones((), d_rows.dtype)
@@ -260,18 +270,21 @@ def _softmax(scores: tf.Tensor, allowed: tf.Tensor | None) -> tf.Tensor:
     return tf.where(weights > 1.0 - 2.0**-23, tf.ones(()), weights)
 
 
-def _marks(scores: tf.Tensor) -> tf.Tensor:
+def _marks(scores: tf.Tensor, doubtful: tf.Tensor | None) -> tf.Tensor:
     """(B, H, n, 1): NaN for the rows whose weights are NaN, 0 for others.
 
-    tf.nn.softmax is one pass of oneDNN, which turns a row with a NaN into zeros in float32.
+    tf.nn.softmax is one pass of oneDNN, which turns a row with a NaN into zeros in float32. The scores are looked at
+    where they are `doubtful`; None: always.
     """
+    if scores.shape[-1] == 0:
+        return tf.zeros_like(tf.reduce_max(scores, axis=-1, keepdims=True))
+    if doubtful is None:
+        doubtful = tf.constant(True) if scores.shape[-1] is not None else tf.shape(scores)[-1] > 0
+    else:
+        scores = scores[..., : tf.where(doubtful, shape_of(scores)[-1], 0)]
     highest = tf.reduce_max(scores, axis=-1, keepdims=True)
+    fine = tf.math.is_finite(highest) | ~doubtful
     without = tf.zeros((), scores.dtype)
-    fine = tf.math.is_finite(highest)
-    if scores.shape[-1] is None:
-        fine |= tf.equal(tf.shape(scores)[-1], 0)
-    elif scores.shape[-1] == 0:
-        return tf.zeros_like(highest)
     return tf.stop_gradient(tf.where(fine, without, tf.constant(float("nan"), scores.dtype)))
 
 

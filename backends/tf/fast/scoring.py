@@ -6,9 +6,14 @@ Shapes as in `mha_core.call.blocks.Operands`, of a block of n queries and m keys
 
 import tensorflow as tf
 
+from backends.tf.fast.floats import Floats
 from backends.tf.ops.attention import Score, additive_score, cap, cap_gradient, dot_score
-from backends.tf.ops.framework import matmul
+from backends.tf.ops.framework import is_traced_for_xla
 from backends.tf.ops.heads import fold_groups, unfold_groups
+from backends.tf.ops.products import matmul, widened
+
+LARGEST_SCALE = 1e9
+"""The largest scale of a dot product whose scores are bounded by the norms of queries and keys."""
 
 
 def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
@@ -21,6 +26,28 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
     return unfold_groups(cap(scores, score), queries.shape[1])
 
 
+def doubtful_scores(floats: Floats, score: Score) -> tf.Tensor | None:
+    """Return whether a score may be NaN or infinite; None if the scores themselves tell it, or tell it sooner.
+
+    Sums of squares bound each score: by the product of the norms of its query and key, or by the vector's, times what
+    is far below the square root of the largest number.
+    """
+    given = [x for x in (floats.queries, floats.keys, floats.vector) if x is not None]
+    if not _fewer_numbers(floats) or floats.bias is not None or is_traced_for_xla() or abs(score.scale) > LARGEST_SCALE:
+        return None
+    squares = [tf.nn.l2_loss(widened(x)) for x in given]
+    return ~tf.math.is_finite(tf.reduce_prod(tf.stack(squares)))
+
+
+def _fewer_numbers(floats: Floats) -> bool:
+    """Whether queries and keys are known to have fewer numbers than there are scores."""
+    heads, query_len, width = floats.queries.shape[1:]
+    kv_heads, key_len, _ = floats.keys.shape[1:]
+    if query_len is None or key_len is None:
+        return False
+    return bool(heads * query_len * key_len > (heads * query_len + kv_heads * key_len) * width)
+
+
 def similarity_gradients(
     d_scores: tf.Tensor, scores: tf.Tensor, queries: tf.Tensor, keys: tf.Tensor, score: Score
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
@@ -31,8 +58,8 @@ def similarity_gradients(
     d_scores = cap_gradient(d_scores, scores, score)
     d_folded, folded = (fold_groups(x, keys.shape[1]) for x in (d_scores, queries))
     if score.vector is None:
-        d_queries = tf.matmul(d_folded, keys) * score.scale
-        d_keys, d_vector = tf.matmul(d_folded, folded * score.scale, transpose_a=True), None
+        d_queries = matmul(d_folded, keys) * score.scale
+        d_keys, d_vector = matmul(d_folded, folded * score.scale, transpose_a=True), None
     else:
         hidden = tf.tanh(folded[:, :, :, tf.newaxis] + keys[:, :, tf.newaxis])
         d_inside = d_folded[..., tf.newaxis] * (score.vector * (1.0 - hidden**2))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from backends.tf.ops.framework import matmul, widened
 from backends.tf.ops.heads import repeat_kv_heads
 from backends.tf.ops.masks import Mask, additive_bias, allowed_keys
+from backends.tf.ops.products import matmul, widened
 from mha_core.config import AttentionConfig
 
 

@@ -44,7 +44,12 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
     if span is None:
         return x
     if length is not None and span.is_known:
-        return x if span.size == length else x[(slice(None),) * axis + (span.as_slice(),)]
+        if span.size == length:
+            return x
+        before, after = tuple(x.shape[:axis]), tuple(x.shape[axis + 1 :])
+        if set(before) == {1} and None not in after:  # of the first axis, a part is no copy
+            return tf.reshape(tf.reshape(x, (length, *after))[span.as_slice()], (*before, span.size, *after))
+        return x[(slice(None),) * axis + (span.as_slice(),)]
     begin, sizes = [0] * x.shape.rank, list(shape_of(x))
     begin[axis], sizes[axis], _ = span
     return tf.slice(x, begin, sizes)

@@ -80,26 +80,6 @@ def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
     return keras.tree.map_structure(cast, given)
 
 
-def widened(x: tf.Tensor) -> tf.Tensor:
-    """Return x, cast to float32 if it is bfloat16, which TensorFlow would sum in bfloat16 on some processors."""
-    return tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x
-
-
-def matmul(a: tf.Tensor, b: tf.Tensor, **transposed: bool) -> tf.Tensor:
-    """Return tf.matmul, with sums in at least float32."""
-    return tf.cast(tf.matmul(widened(a), widened(b), **transposed), a.dtype)
-
-
-class Dense(keras.layers.Dense):
-    """A Keras Dense layer without an activation, which multiplies with `matmul` of this module."""
-
-    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        if self.compute_dtype != "bfloat16":
-            return super().call(inputs, training=training)
-        product = matmul(inputs, tf.convert_to_tensor(self.kernel))
-        return product if self.bias is None else product + self.bias
-
-
 def to_numpy(tensor: Any) -> NDArray:
     """Return the array as a NumPy array; bfloat16 becomes float32, which holds each of its numbers exactly."""
     tensor = tf.convert_to_tensor(tensor)  # a variable, or the IndexedSlices of a gradient

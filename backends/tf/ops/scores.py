@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from backends.tf.ops.attention import Score, additive_score, dot_score
-from backends.tf.ops.framework import Dense, Shape
+from backends.tf.ops.framework import Shape
+from backends.tf.ops.products import Dense
 
 
 @dataclass(frozen=True)
