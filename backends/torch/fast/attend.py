@@ -85,14 +85,18 @@ def attend_in_blocks(
     """
     if len(operands.keys) > 1:
         return attend_at_once(operands, score, mask, dropout, training)
-    rate = dropout if training else 0.0
-    floats: Floats[Any] = Floats(operands.queries, operands.keys[0], operands.values[0], score.vector, mask.bias)
+    rate, compiling = dropout if training else 0.0, torch.compiler.is_compiling()
+    queries, (keys,), (values,) = operands
+    tensors = (queries, keys, values, score.vector, mask.bias)
+    has_numbers = compiling or not (transforms_are_active() or any(map(has_tangent, tensors)))
+    if has_numbers and query_block is None and is_fusable(operands, score, mask, rate):
+        fused_heads = attend_fused(queries, keys, values, score.scale, mask)
+        if fused_heads is not None:
+            return fused_heads
+    floats: Floats[Any] = Floats(*tensors)
     constants = Constants(mask._replace(bias=None), score._replace(vector=None), rate)
-    compiling = torch.compiler.is_compiling()
-    if not compiling and (transforms_are_active() or any(has_tangent(x) for x in floats)):
+    if not has_numbers:
         return _attend(floats, constants)
-    if query_block is None and is_fusable(operands, score, mask, rate):
-        return attend_fused(*floats[:3], score.scale, mask)
     if compiling:  # in one block, or in those that are asked for: sizes may be symbols, of which no number of blocks is
         return _attend(floats, constants) if query_block is None else _unrolled(floats, constants, query_block)
     if query_block is None and is_fusable_in_blocks(operands, score, mask, rate):
