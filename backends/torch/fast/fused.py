@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from backends.torch.fast.at_once import attend_at_once
 from backends.torch.fast.products import gradients_by_products, products_are_faster
 from backends.torch.ops.attention import Score
+from backends.torch.ops.heads import fold_groups, unfold_groups
 from backends.torch.ops.masks import Mask, allowed_keys
 from mha_core.call.blocks import Operands
 
@@ -54,8 +55,8 @@ def _fits(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> 
     """Whether the kernel has the score, widths and dropout of this call."""
     if not score.is_product or rate or mask.keep is not None:
         return False
-    queries, (keys,), (values,) = operands
-    return queries.shape[3] == values.shape[3] and 0 not in (*queries.shape, *keys.shape)
+    queries, keys, values = operands
+    return queries.shape[3] == values[0].shape[3] and all(0 not in x.shape for x in (queries, *keys))
 
 
 def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor | None:
@@ -64,8 +65,8 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
     if torch.compiler.is_compiling():
         heads = fused(*tensors, scale, mask)
         return heads + _missed_nan(queries, keys) if on_cpu else heads
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if on_cpu and not recorded and _is_bare(*tensors, mask):
+    recorded = _is_recorded(*tensors)
+    if on_cpu and not recorded and queries.shape[1] == keys.shape[1] and _is_bare(tensors, mask):
         heads, sums = KERNEL(*tensors, is_causal=mask.is_diagonal, scale=scale)
         return heads if _are_sound(sums) or _is_finite(queries, keys) else None
     if on_cpu and not _is_finite(queries, keys):
@@ -74,12 +75,35 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
     return attend(*tensors, scale, mask)
 
 
-def _is_bare(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> bool:
-    """Whether `scaled_dot_product_attention` would do nothing but call `KERNEL` with these tensors."""
+def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> Tensor | None:
+    """Heads (B, H, Lq, dv) from one call of the kernel for each array of keys; None where that is not the definition.
+
+    The heads of an array count by its share of the sum of exponentials. A short dtype would round them once more.
+    """
+    queries, keys, values = operands
+    tensors, num_heads, num_groups = (queries, *keys, *values), queries.shape[1], keys[0].shape[1]
+    if queries.device.type != "cpu" or queries.dtype not in (torch.float32, torch.float64) or _is_recorded(*tensors):
+        return None
+    if mask.excludes or not _fits(operands, score, mask, rate) or not _is_bare(tensors, mask):
+        return None
+    folded = fold_groups(queries, num_groups)  # (B, G, H / G * Lq, d)
+    made = [KERNEL(folded, k, v, scale=score.scale) for k, v in zip(keys, values, strict=True)]
+    if not all(_are_sound(sums) for _, sums in made) and not _is_finite(queries, *keys):
+        return None
+    shares = torch.softmax(torch.stack([sums for _, sums in made]), dim=0).to(queries.dtype)[..., None]
+    parts = (heads * share for (heads, _), share in zip(made, shares, strict=True))
+    return unfold_groups(sum(parts, start=torch.zeros((), dtype=queries.dtype)), num_heads)
+
+
+def _is_recorded(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _is_bare(tensors: tuple[Tensor, ...], mask: Mask) -> bool:
+    """Whether `scaled_dot_product_attention` would do nothing but call `KERNEL` with such tensors."""
     if KERNEL is None or (mask.excludes and not mask.is_diagonal) or torch._C._is_any_autocast_enabled():
         return False
-    dense = all(x.stride(3) == 1 for x in (queries, keys, values))
-    return dense and queries.shape[1] == keys.shape[1] and torch.backends.cuda.flash_sdp_enabled()
+    return all(x.stride(3) == 1 for x in tensors) and torch.backends.cuda.flash_sdp_enabled()
 
 
 def _are_sound(sums: Tensor) -> bool:
