@@ -193,10 +193,10 @@ class _TwiceDifferentiable(torch.autograd.Function):
         if ctx.by_products and not again:
             each = gradients_by_products(q, k, v, ctx.scale, gradients[0])
             return (*(x if needed else None for x, needed in zip(each, ctx.needs_input_grad, strict=False)), None, None)
-        *leaves, heads = made or (None,)
         if again:
-            leaves = [q, k, v]
-            heads = attend_at_once(Operands(q, (k,), (v,)), Score(ctx.scale), ctx.mask, dropout=0.0, training=False)
+            score = Score(ctx.scale)
+            made = [q, k, v, attend_at_once(Operands(q, (k,), (v,)), score, ctx.mask, dropout=0.0, training=False)]
+        *leaves, heads = made
         wanted = [x for x, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
         found = iter(
             torch.autograd.grad(

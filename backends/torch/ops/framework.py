@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from mha_core.call.arguments import ArraySpec, describe_array, holds_arrays, is_convertible, settled
 from mha_core.dtypes import DTYPES
@@ -144,7 +144,7 @@ def linear(
 def in_width(layer: nn.Linear) -> int | None:
     """Return the input width of a Linear, or None while a LazyLinear does not know it."""
     # Not in_features: a LazyLinear that got its weight from a state_dict leaves that at 0 until it is called.
-    return None if isinstance(layer.weight, UninitializedTensorMixin) else layer.weight.shape[1]
+    return None if isinstance(layer.weight, UninitializedParameter) else layer.weight.shape[1]
 
 
 @contextmanager

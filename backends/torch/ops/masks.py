@@ -109,7 +109,8 @@ def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
         return None
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._is_any_autocast_enabled():
         return None
-    past = () if call.past_keys is None and call.past_values is None else (call.past_keys, call.past_values)
+    no_past = call.past_keys is None and call.past_values is None
+    past: tuple[Any, ...] = () if no_past else (call.past_keys, call.past_values)
     if any(type(x) is not Tensor for x in (*inputs, *past)) or not OFFSETS[0] <= mask.query_offset <= OFFSETS[1]:
         return None
     if past and (past[0].ndim != 4 or past[0].shape[:3] != past[1].shape[:3] or _key_len(call) > LONGEST):
