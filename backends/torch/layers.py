@@ -25,7 +25,17 @@ from backends.torch.ops.attention import (
 )
 from backends.torch.ops.framework import in_width, linear
 from backends.torch.ops.heads import merge_heads, split_heads
-from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
+from backends.torch.ops.masks import (
+    Mask,
+    Window,
+    build_mask,
+    check_first_call,
+    expected_dtype,
+    placed,
+    plain_form,
+    plain_mask,
+    traceable,
+)
 from backends.torch.ops.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.torch.ops.rotary import rotary_tables, rotate
 from backends.torch.ops.scores import AdditiveScore, DotScore
@@ -56,6 +66,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     >>> output.shape, weights.shape
     (torch.Size([2, 4, 100]), torch.Size([2, 5, 4, 6]))
     """
+
+    _passed: tuple[Any, ...] | None = None  # the form of the last plain call that passed the checks
 
     def __init__(
         self,
@@ -233,9 +245,17 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
     def _placed(self, call: Call[Any]) -> tuple[Call[Tensor], Mask]:
         """The call in tensors, where it is computed, and its mask; SpecError if the layer cannot answer it."""
+        form = plain_form(call) if self._config.projections else None
+        if form is not None:
+            form = (*form, self._widths(), self.q_proj.weight.dtype)
+            if form == self._passed:
+                return call, plain_mask(call)
         call = placed(call, self)
         check_dropout_keep(call.dropout_keep, training=self.training)
-        return call, build_mask(call, self._spec())
+        mask = build_mask(call, self._spec())
+        if form is not None:
+            self._passed = form
+        return call, mask
 
     def _spec(self) -> LayerSpec:
         """The config, with the widths and the dtype of the parameters: `check_call` checks every call against it."""

@@ -15,7 +15,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from backends.torch.fast.at_once import attend_at_once
-from backends.torch.fast.fused import APART, attend_fused, fused, is_fusable, is_fusable_in_blocks
+from backends.torch.fast.fused import (
+    APART,
+    attend_fused,
+    attend_fused_parts,
+    fused,
+    is_fusable,
+    is_fusable_in_blocks,
+)
 from backends.torch.ops.attention import Score
 from backends.torch.ops.framework import has_tangent, transforms_are_active
 from backends.torch.ops.masks import Mask, cut, part_of
@@ -83,16 +90,21 @@ def attend_in_blocks(
         training: whether this is training.
         query_block: how many queries to compute at once. None: the fused kernel, or what fits in the memory budget.
     """
+    rate, compiling = dropout if training else 0.0, torch.compiler.is_compiling()
+    tensors = (operands.queries, operands.keys[0], operands.values[0], score.vector, mask.bias)
+    given = (*tensors, *operands.keys[1:], *operands.values[1:])
+    has_numbers = compiling or not (transforms_are_active() or any(map(has_tangent, given)))
     if len(operands.keys) > 1:
-        return attend_at_once(operands, score, mask, dropout, training)
-    rate = dropout if training else 0.0
-    floats: Floats[Any] = Floats(operands.queries, operands.keys[0], operands.values[0], score.vector, mask.bias)
+        apart = None if compiling or not has_numbers else attend_fused_parts(operands, score, mask, rate)
+        return attend_at_once(operands, score, mask, dropout, training) if apart is None else apart
+    if has_numbers and query_block is None and is_fusable(operands, score, mask, rate):
+        fused_heads = attend_fused(*tensors[:3], score.scale, mask)
+        if fused_heads is not None:
+            return fused_heads
+    floats: Floats[Any] = Floats(*tensors)
     constants = Constants(mask._replace(bias=None), score._replace(vector=None), rate)
-    compiling = torch.compiler.is_compiling()
-    if not compiling and (transforms_are_active() or any(has_tangent(x) for x in floats)):
+    if not has_numbers:
         return _attend(floats, constants)
-    if query_block is None and is_fusable(operands, score, mask, rate):
-        return attend_fused(*floats[:3], score.scale, mask)
     if compiling:  # in one block, or in those that are asked for: sizes may be symbols, of which no number of blocks is
         return _attend(floats, constants) if query_block is None else _unrolled(floats, constants, query_block)
     if query_block is None and is_fusable_in_blocks(operands, score, mask, rate):

@@ -7,6 +7,7 @@ positive scale; with other masks of lengths and positions, on a CPU, for one blo
 backward pass can't be differentiated; for second derivatives the stages compute it.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,22 +15,27 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from backends.torch.fast.at_once import attend_at_once
+from backends.torch.fast.products import gradients_by_products, products_are_faster
 from backends.torch.ops.attention import Score
+from backends.torch.ops.heads import fold_groups, unfold_groups
 from backends.torch.ops.masks import Mask, allowed_keys
 from mha_core.call.blocks import Operands
+
+KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+"""The kernel on a CPU, which also returns what shows that all scores were numbers; None in a PyTorch without it."""
 
 APART = 2**17
 """Scores of one item from which on a call of its own, with only the keys that it has, is faster."""
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether scaled_dot_product_attention computes this call right and stores no scores. `rate`: dropout's."""
+    """Return whether scaled_dot_product_attention computes this call right and stores no scores. `rate`: dropout's.
+
+    On a CPU numbers must be finite too; `attend_fused` looks at that.
+    """
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
-    if not _fits(operands, score, mask, rate):
-        return False
-    queries, keys = operands.queries, operands.keys[0]
-    return torch.compiler.is_compiling() or queries.device.type != "cpu" or _is_finite(queries, keys)
+    return _fits(operands, score, mask, rate)
 
 
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
@@ -49,19 +55,63 @@ def _fits(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> 
     """Whether the kernel has the score, widths and dropout of this call."""
     if not score.is_product or rate or mask.keep is not None:
         return False
-    queries, (keys,), (values,) = operands
-    return queries.shape[3] == values.shape[3] and 0 not in (*queries.shape, *keys.shape)
+    queries, keys, values = operands
+    return queries.shape[3] == values[0].shape[3] and all(0 not in x.shape for x in (queries, *keys))
 
 
-def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
-    """Heads (B, H, Lq, dv) of a call that is fusable."""
+def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor | None:
+    """Heads (B, H, Lq, dv) of a call that is fusable; None if numbers are not finite, where the kernel minds that."""
+    tensors, on_cpu = (queries, keys, values), queries.device.type == "cpu"
     if torch.compiler.is_compiling():
-        heads = fused(queries, keys, values, scale, mask)
-        return heads + _missed_nan(queries, keys) if queries.device.type == "cpu" else heads
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values)):
-        recorded: Tensor = _TwiceDifferentiable.apply(queries, keys, values, scale, mask)
-        return recorded
-    return fused(queries, keys, values, scale, mask)
+        heads = fused(*tensors, scale, mask)
+        return heads + _missed_nan(queries, keys) if on_cpu else heads
+    recorded = _is_recorded(*tensors)
+    if on_cpu and not recorded and queries.shape[1] == keys.shape[1] and _is_bare(tensors, mask):
+        heads, sums = KERNEL(*tensors, is_causal=mask.is_diagonal, scale=scale)
+        return heads if _are_sound(sums) or _is_finite(queries, keys) else None
+    if on_cpu and not _is_finite(queries, keys):
+        return None
+    attend = _TwiceDifferentiable.apply if recorded else fused
+    return attend(*tensors, scale, mask)
+
+
+def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> Tensor | None:
+    """Heads (B, H, Lq, dv) from one call of the kernel for each array of keys; None where that is not the definition.
+
+    The heads of an array count by its share of the sum of exponentials. A short dtype would round them once more.
+    """
+    queries, keys, values = operands
+    tensors, num_heads, num_groups = (queries, *keys, *values), queries.shape[1], keys[0].shape[1]
+    if queries.device.type != "cpu" or queries.dtype not in (torch.float32, torch.float64) or _is_recorded(*tensors):
+        return None
+    if mask.excludes or not _fits(operands, score, mask, rate) or not _is_bare(tensors, mask):
+        return None
+    folded = fold_groups(queries, num_groups)  # (B, G, H / G * Lq, d)
+    made = [KERNEL(folded, k, v, scale=score.scale) for k, v in zip(keys, values, strict=True)]
+    if not all(_are_sound(sums) for _, sums in made) and not _is_finite(queries, *keys):
+        return None
+    shares = torch.softmax(torch.stack([sums for _, sums in made]), dim=0).to(queries.dtype)[..., None]
+    parts = (heads * share for (heads, _), share in zip(made, shares, strict=True))
+    return unfold_groups(sum(parts, start=torch.zeros((), dtype=queries.dtype)), num_heads)
+
+
+def _is_recorded(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _is_bare(tensors: tuple[Tensor, ...], mask: Mask) -> bool:
+    """Whether `scaled_dot_product_attention` would do nothing but call `KERNEL` with such tensors."""
+    if KERNEL is None or (mask.excludes and not mask.is_diagonal) or torch._C._is_any_autocast_enabled():
+        return False
+    return all(x.stride(3) == 1 for x in tensors) and torch.backends.cuda.flash_sdp_enabled()
+
+
+def _are_sound(sums: Tensor) -> bool:
+    """Whether every row of scores had numbers, by the logarithms (B, H, Lq) of the kernel's sums of exponentials.
+
+    The kernel leaves 0 for a row of nothing but NaN and -inf. Any other NaN, and inf, makes a sum that is not finite.
+    """
+    return math.isfinite(sums.sum().item()) and bool(sums.all())
 
 
 def fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
@@ -104,8 +154,12 @@ def _item_by_item(queries: Tensor, keys: Tensor, values: Tensor, lens: list[int]
 
 def _is_finite(*arrays: Tensor) -> bool:
     """Whether all numbers are finite, by the sum of each array; False also where that sum overflows."""
-    sums = [array.detach().sum(dtype=torch.promote_types(array.dtype, torch.float32)) for array in arrays]
-    return bool(torch.isfinite(sum(sums)))  # type: ignore[arg-type]  # of tensors, so no int
+    return all(math.isfinite(_sum(array.detach()).item()) for array in arrays)
+
+
+def _sum(array: Tensor) -> Tensor:
+    # PyTorch adds up bfloat16 in float32 by itself; when it is told to, it copies the array first.
+    return array.sum(dtype=torch.float32 if array.dtype == torch.float16 else None)
 
 
 def _missed_nan(queries: Tensor, keys: Tensor) -> Tensor:
@@ -116,27 +170,33 @@ def _missed_nan(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
-    """The fused kernel with its own backward pass, or with that of the stages where second derivatives are wanted."""
+    """The fused kernel with its own backward pass or products, or with the stages' where it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
         tensors = (queries, keys, values)
+        ctx.scale, ctx.mask = scale, mask
+        ctx.by_products = queries.device.type == "cpu" and products_are_faster(queries, keys, mask)
+        if ctx.by_products:
+            ctx.save_for_backward(*tensors)
+            return fused(*tensors, scale, mask)
         q, k, v = (x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad, strict=False))
         with torch.enable_grad():
             heads = fused(q, k, v, scale, mask)
         ctx.save_for_backward(*tensors, q, k, v, heads)
-        ctx.scale, ctx.mask = scale, mask
         return heads.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        *tensors, heads = ctx.saved_tensors
-        tensors, leaves = tensors[:3], tensors[3:]
+        q, k, v, *made = ctx.saved_tensors
         again = torch.is_grad_enabled()
+        if ctx.by_products and not again:
+            each = gradients_by_products(q, k, v, ctx.scale, gradients[0])
+            return (*(x if needed else None for x, needed in zip(each, ctx.needs_input_grad, strict=False)), None, None)
         if again:
-            leaves = tensors
-            q, k, v = tensors
-            heads = attend_at_once(Operands(q, (k,), (v,)), Score(ctx.scale), ctx.mask, dropout=0.0, training=False)
+            score = Score(ctx.scale)
+            made = [q, k, v, attend_at_once(Operands(q, (k,), (v,)), score, ctx.mask, dropout=0.0, training=False)]
+        *leaves, heads = made
         wanted = [x for x, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
         found = iter(
             torch.autograd.grad(

@@ -12,7 +12,7 @@ from mha_core import AttentionMask, SpecError
 from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
-from mha_core.call.checks import OFFSETS, check_call, check_numbers
+from mha_core.call.checks import LONGEST, OFFSETS, check_call, check_numbers
 
 Window = tuple[int | None, int | None]
 
@@ -95,6 +95,36 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
         )
     )
     return call if mask is call.mask else replace(call, mask=mask)
+
+
+def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
+    """Return what the checks of a plain call go by; None for another call.
+
+    A plain call is of tensors whose numbers decide nothing: no key is excluded, and positions are counted. Where one
+    of a form has passed the checks of a layer, all of that form do. How long the past is does not belong to the form.
+    """
+    mask, inputs = call.mask, (call.queries, call.keys, call.values)
+    others = (mask.valid_lens, mask.allowed, mask.bias, mask.window, call.dropout_keep, call.rotary)
+    if mask.causal is not False or any(other is not None for other in others) or type(mask.query_offset) is not int:
+        return None
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._is_any_autocast_enabled():
+        return None
+    no_past = call.past_keys is None and call.past_values is None
+    past: tuple[Any, ...] = () if no_past else (call.past_keys, call.past_values)
+    if any(type(x) is not Tensor for x in (*inputs, *past)) or not OFFSETS[0] <= mask.query_offset <= OFFSETS[1]:
+        return None
+    if past and (past[0].ndim != 4 or past[0].shape[:3] != past[1].shape[:3] or _key_len(call) > LONGEST):
+        return None
+    return (*((x.shape, x.dtype) for x in inputs), *((x.shape[:2], x.shape[3:], x.dtype) for x in past))
+
+
+def plain_mask(call: Call[Tensor]) -> Mask:
+    """Return the Mask of a call that is plain and has passed the checks."""
+    return Mask(_key_len(call), only_padding=True)
+
+
+def _key_len(call: Call[Tensor]) -> int:
+    return call.keys.shape[-2] + (0 if call.past_keys is None else call.past_keys.shape[2])
 
 
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:

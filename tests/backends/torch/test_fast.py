@@ -10,7 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from backends.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from backends.torch.fast import attend as fast
-from backends.torch.fast import fused
+from backends.torch.fast import fused, products
+from backends.torch.ops import masks
+from backends.torch.ops.masks import Mask
 from mha_core import SpecError
 from tests.backends.drivers import as_call
 
@@ -239,6 +241,83 @@ def test_a_step_of_decoding_joins_nothing(x):
     assert largest.most < 3 * 2 * 41 * 9
     _, present = layer(step, step, step, **mask, **past, return_present=True)
     torch.testing.assert_close(present[0][:, :, :40], past["past_keys"])
+
+
+@pytest.mark.parametrize("num_kv_heads", [2, 6])
+@pytest.mark.parametrize("place", [None, "query", "past key", "every past key", "infinite key", "value"])
+def test_a_step_of_decoding_joins_what_the_kernel_made_of_past_and_new_keys(x, num_kv_heads, place):
+    widths = {"query_dim": 6, "key_dim": 6, "value_dim": 6}
+    layer = MultiHeadAttention(12, 6, num_kv_heads=num_kv_heads, bias=True, dtype=torch.float64, **widths)
+    step, keys, values = x[:, :1].detach().clone(), *torch.randn(2, 3, num_kv_heads, 40, 2, dtype=torch.float64)
+    target = {"query": step[0], "value": values[0, 0, 3]}.get(
+        place, keys[0, 0] if place == "every past key" else keys[0, 0, 3]
+    )
+    if place is not None:
+        target[...] = torch.inf if place == "infinite key" else torch.nan
+    past = {"past_keys": keys, "past_values": values}
+    expected = layer.stages(call_of(step, step, step, **past)).output
+    with torch.no_grad():
+        torch.testing.assert_close(layer(step, step, step, **past), expected, equal_nan=True)
+
+
+def test_a_row_whose_only_score_is_0_is_sound():
+    """The kernel's logarithm of its sum is 0 then, as for a row of NaN."""
+    layer, x = MultiHeadAttention(6, 3, projections=False), torch.zeros(3, 1, 6)
+    assert torch.equal(layer(x, x, x + 1), x + 1)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("at_once", [1, 2 * 35 * 2, 2 * 35 * 9, 2**20])
+def test_gradients_of_bfloat16_by_products(num_kv_heads, at_once, monkeypatch):
+    """Near to those of float64, in blocks of some heads or items; the same where one argument alone needs one."""
+    monkeypatch.setattr(products, "SCORES_AT_ONCE", at_once)
+    torch.manual_seed(0)
+    arrays = [torch.randn(3, 6, 5, 8), *torch.randn(2, 3, num_kv_heads, 7, 8)]
+    leaves = [array.bfloat16().requires_grad_() for array in arrays]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    cotangent = torch.randn(3, 6, 5, 8).bfloat16()
+    mask, made = Mask(7), []
+    for tensors in (leaves, exact):
+        heads = fused.attend_fused(*tensors, 0.4, mask)
+        made.append(torch.autograd.grad(heads, tensors, cotangent.to(heads.dtype), retain_graph=True))
+        only = torch.autograd.grad(heads, tensors[1], cotangent.to(heads.dtype))
+        assert torch.equal(only[0], made[-1][1])
+    for found, wanted in zip(*made, strict=True):
+        assert (found - wanted).norm() < 0.01 * wanted.norm()
+
+
+def test_second_derivatives_of_bfloat16_are_those_of_the_stages():
+    torch.manual_seed(0)
+    leaf = torch.randn(2, 3, 5, 8).bfloat16().requires_grad_()
+    found = []
+    for tensor in (leaf, leaf.detach().double().requires_grad_()):
+        heads = fused.attend_fused(tensor, tensor, tensor, 0.4, Mask(5))
+        (first,) = torch.autograd.grad(heads.square().sum(), tensor, create_graph=True)
+        found += torch.autograd.grad(first.square().sum(), tensor)
+    assert (found[0] - found[1]).norm() < 0.05 * found[1].norm()
+
+
+def test_a_call_of_the_last_form_is_not_checked_again_and_any_other_is(layer, x, y, monkeypatch):
+    checked = []
+    check = masks.check_call
+    monkeypatch.setattr(masks, "check_call", lambda *call: checked.append(1) or check(*call))
+    first = layer(x, y, y)
+    assert torch.equal(layer(x, y, y), first)
+    assert len(checked) == 1
+    wide, single, cut = x.repeat(1, 1, 2), x.float(), y[:, :3]
+    past = {"past_keys": torch.zeros(3, 2, 4, 2).double()}
+    for wrong, what in (
+        (lambda: layer(wide, y, y), "query_dim=6 wide"),
+        (lambda: layer(single, y, y), "dtype"),
+        (lambda: layer(x, y, cut), "as many as keys"),
+        (lambda: layer(x, y, y, causal=0), "causal must be"),
+        (lambda: layer(x, y, y, query_offset=2**31), "query_offset must lie"),
+        (lambda: layer(x, y, y, **past), "past_values is missing"),
+        (lambda: layer(x, y, y, **past, past_values=torch.zeros(3, 2, 5, 2).double()), "past_values must have shape"),
+        (lambda: layer.float()(x, y, y), "dtype of the layer"),
+    ):
+        with pytest.raises(SpecError, match=what):
+            wrong()
 
 
 @pytest.mark.parametrize("name", ["none", "causal", "lens", "window", "bias"])
