@@ -283,12 +283,18 @@ def prepared(path: str, subject: str, dtype: str) -> tuple[str, str]:
 
 
 def layer_of(path: str) -> LoadedSubject:
-    """Return the subject of a file that was prepared."""
+    """Return the subject of a file that was prepared. SpecError if its process was ended since, for taking too long."""
+    if path not in _layers:
+        raise SpecError(
+            f"{Path(path).name} is no longer loaded: its process was ended; ask again, or give it more time"
+        )
     return _layers[path]
 
 
 def printed_by(path: str) -> str:
-    """Return the beginning of what the subject of a file has printed."""
+    """Return the beginning of what the subject of a file has printed; "" if its process was ended since."""
+    if path not in _layers:
+        return ""
     quiet: _Quiet = _layers[path].original
     return quiet.held.getvalue()
 

@@ -16,10 +16,12 @@ from mha.learn.hints import hint, of_answers
 from mha.learn.judge import first_wrong_row, judge, verdict_of
 from mha.learn.names import explained, mistakes, sentences
 from mha.learn.progress import learned
+from mha.learn.running import layering
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.layering import Layered, cases_of
 from mha.learn.tracks.own import candidates_of
 from mha.learn.words import written_out
+from mha_core import SpecError
 from tests.mha.learn.answers import ANSWERS
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
@@ -154,3 +156,9 @@ def test_of_a_layer_the_cases_are_counted_before_and_behind(write, monkeypatch):
     shown = CliRunner().invoke(main, ["learn", "check", one.name, "--folder", str(folder)]).output
     assert f"Comparing {len(cases_of(one))} cases ..." in shown
     assert "equal to the reference in 37 cases; 6 cases ask for things that this exercise leaves out" in shown
+
+
+def test_a_layer_whose_process_was_ended_has_printed_nothing_and_is_said_to_be_no_longer_loaded():
+    assert layering.printed_by("class_in_jax.py") == ""
+    with pytest.raises(SpecError, match=r"class_in_jax\.py is no longer loaded: its process was ended"):
+        layering.layer_of("class_in_jax.py")
