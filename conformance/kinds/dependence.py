@@ -169,7 +169,7 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
     without = changed(problem, keys=0.0 * problem.inputs.keys)
     both = [read(one) for one in (without, changed(without, queries=with_other(problem.inputs.queries, 1)))]
     rows = [np.delete(one, 1, axis=2) for one in both if one is not None]
-    if len(rows) < 2 or near(*rows):
+    if len(rows) < 2 or near(rows[0], rows[1]):
         return None
     seen = "With keys that are all 0, the weights of a query still depend on other queries: queries meet queries."
     of_keys = read(changed(problem, queries=0.0 * problem.inputs.queries))
