@@ -17,7 +17,7 @@ from mha_core import STAGES
 from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
-ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. Many frameworks do the same: see `mha deviations`."
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. Frameworks differ there too: see `mha deviations`."
 PLAIN = "Cause in plain calls"
 EXTREMES = {1: "a query may attend to no key", 2: "a size is 0 or a number is huge, NaN or infinite"}
 
@@ -29,7 +29,7 @@ COMMON = OWN_LAYERS | {
     FINITE,
 }  # that much code has: beside others these are said last, and in short
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too: `mha deviations` lists it."
-NOT_PROVED = f"{FIRST} not proved; outputs alone point to"
+NOT_PROVED = ", inferred from outputs alone and not proved"
 NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of them."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return them in a dict: {', '.join(STAGES)}."
@@ -39,11 +39,8 @@ MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
 
-KEEP = {
-    "scores": "scores and softmax",
-    "heads": "attention weights and values",
-    "": "every array",
-}  # by the narrower stage
+# By the stage that is narrower.
+KEEP = {"scores": "scores and softmax", "heads": "attention weights and values", "": "every array"}
 
 FIXES = {  # words of a remark -> what to change
     "dropout is left on": "Call layer.eval() (Keras: training=False; Flax: deterministic=True), or seed it.",
@@ -130,9 +127,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
 
 def _formal(mismatch: Mismatch) -> Cause:
     """Return the cause that an array has another shape or dtype."""
-    narrow = " Or have its numbers judged by the errors of float32: --dtype float32." * (
-        " is float32;" in mismatch.message
-    )
+    narrow = " Or have its numbers judged as float32: --dtype float32." * (" is float32;" in mismatch.message)
     what_next = f"Next: give it the inputs' dtype, and what else is wrong is looked for.{narrow}"
     return Cause(mismatch.stage, f"{mismatch.message}.", what_next if GIVES in mismatch.message else "")
 
@@ -143,7 +138,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 
 
 def _advice(diagnosis: Diagnosis, stage: str) -> str:
-    is_shown = diagnosis.visible != ("output",) or diagnosis.recorded
+    is_shown = _is_shown(diagnosis)
     alone = f", in {diagnosis.alone}" * bool(diagnosis.alone)
     if OR_WITH in alone and not is_shown:
         return HEED
@@ -180,10 +175,7 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
-        hidden = step != "output" and diagnosis.visible == ("output",) and not diagnosis.recorded
-        told_by = ", inferred from outputs alone" * hidden
-        begins = f"{FIRST}{told_by}:" if _is_proved(diagnosis, step) else NOT_PROVED
-        made = f"{begins} the {MADE.get(step, step)}{alone}"
+        made = f"{FIRST}{NOT_PROVED * (not _is_shown(diagnosis, step))}: the {MADE.get(step, step)}{alone}"
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else made
         is_told = diagnosis.recorded or "no attention" in fact or STORED_IN.partition("{")[0] in fact
         told_all = bool(told or (fact and is_told))
@@ -198,10 +190,10 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
             yield _either([[bug for bug in one if bug in slot] for one in rest] if len(slots) > 1 else rest, label)
 
 
-def _is_proved(diagnosis: Diagnosis, step: str) -> bool:
-    """Return whether the first wrong step is shown, or the first calls that differ have nothing else to go wrong."""
+def _is_shown(diagnosis: Diagnosis, step: str = "") -> bool:
+    """Return whether steps are shown, or this one is the output where nothing before it can go wrong."""
     first = None if diagnosis.measured is None else diagnosis.measured.first
-    isolated = first is not None and first.probe.stage == step
+    isolated = first is not None and first.probe.stage == step == "output"
     return diagnosis.visible != ("output",) or diagnosis.recorded or isolated
 
 

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.kinds.oddities import NEAR, follow, is_of_several, mix_of, near
+from conformance.kinds.oddities import MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
+from mha_core import AttentionMask
+from mha_core.errors import listed
 
 Read = Callable[[Problem], NDArray | None]
 """A function: call -> the weights (B, H, Lq, Lk) that are measured in it; None if they can't be."""
@@ -115,6 +117,8 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
     if stage == "weights":
         if (shares := mix_of(weights, right)) is not None and is_of_several(shares):
             yield MIXED
+        elif own := _of_own(read, problem):
+            yield own
         elif found := more_than_both(read, problem):
             what = f"The weights depend on more than the scores of their row: on {_and(found)}."
             yield what, _look(found, "factors, windows and orders of keys that depend on positions")
@@ -160,9 +164,26 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         yield _of_both(read, problem, scores, right_scores, "keys" if stage == "keys" else "queries")
 
 
+def _of_own(read: Read, problem: Problem) -> Told | None:
+    """Return what is seen of weights that queries make with other queries; None if they do not."""
+    without = changed(problem, keys=0.0 * problem.inputs.keys)
+    both = [read(one) for one in (without, changed(without, queries=with_other(problem.inputs.queries, 1)))]
+    rows = [np.delete(one, 1, axis=2) for one in both if one is not None]
+    if len(rows) < 2 or near(rows[0], rows[1]):
+        return None
+    seen = "With keys that are all 0, the weights of a query still depend on other queries: queries meet queries."
+    of_keys = read(changed(problem, queries=0.0 * problem.inputs.queries))
+    if of_keys is not None and not near(of_keys, of_keys[:, :, :1]):
+        seen += " With queries that are all 0 they differ too, from query to query: keys meet keys."
+    return (
+        seen,
+        "which arrays are multiplied for the scores (queries with keys, and no others), and what is added",
+    )
+
+
 _SOFTMAX = "what stands in the softmax for exp, and what each row is divided by"
-_MIX = "what mixes heads behind the softmax, such as a matrix or a mean over heads"
-MIXED: Told = "The weights of each head are sums of the right ones of several heads.", _MIX
+MIX = "what mixes heads behind the softmax, such as a matrix or a mean over heads"
+MIXED: Told = f"The weights of each head are {OF_SEVERAL}", MIX
 _ADDED = "what is added (a bias, a position, a learned vector) to the"
 
 
@@ -203,6 +224,41 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
         f"The scores are not linear in the {name}: those of a sum are not the sum of theirs.",
         f"what bends, bounds or gates {name} or scores (relu, tanh, a clip, rounding)",
     )
+
+
+def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
+    """Return the first wrong step, what is seen and what to look at, of a layer that mixes values along the length.
+
+    It does where the weights that are read in calls of equal scores are the right ones @ c (Lk, Lk), whatever the mask.
+    None if no c fits or if it mixes no keys; or if its rows sum to 1, as where weights are smoothed.
+
+    Args:
+        read: gives the weights of any call.
+        problem: a call without a mask and biases.
+        right: its right weights.
+    """
+    keys = problem.inputs.keys
+    count = keys.shape[1]
+    lower, zero = np.tri(count, dtype=bool), np.zeros((len(keys), count, problem.config.query_dim))
+    shares = np.eye(count)
+    for mask in (shares > 0.0, lower, lower.T):  # each key alone first
+        weights = read(changed(problem, queries=zero, mask=AttentionMask(allowed=mask)))
+        shares = shares if weights is None or mask.sum() > count else weights[0, 0]
+        if weights is None or not near(weights, mask / mask.sum(axis=1, keepdims=True) @ shares):
+            return None
+    own = read(problem)
+    if own is None or not is_of_several(shares) or near(shares.sum(axis=1), np.ones(count)):
+        return None
+    if np.linalg.cond(shares) > 1.0 / NEAR:  # whatever the mask is, the weights are the same
+        return None
+    last, alone = enumerate(shares[-1]), near(own @ np.linalg.inv(shares), right)
+    some = listed([f"{share:.3g} of the value of key {key}" for key, share in last if abs(share) > NEAR], MOST)
+    seen = f"A query that may attend to key {count - 1} alone gets {some}: values are mixed along the length."
+    look = "values along the length, such as a convolution or a shift"
+    if alone:
+        return "values", seen, f"what mixes {look}"
+    wrong = "The weights are wrong as well, as where queries and keys are mixed so too."
+    return "queries", f"{seen} {wrong}", f"what mixes queries, keys and {look}"
 
 
 def of_no_values(output: Read, problem: Problem) -> Told:

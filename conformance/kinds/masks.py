@@ -338,13 +338,13 @@ def _reordered(change: Change, axes: tuple[str, ...], place: int, array: NDArray
 
 
 READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
-    "Three axes of {} are read as (B, Lq, Lk), not as (H, Lq, Lk), where B = H": lambda x, s: (
+    "A 3-D {} is read as (B, Lq, Lk), not as (H, Lq, Lk), where B = H": lambda x, s: (
         x[:, None] if x.ndim == 3 and len(x) == s.sizes.batch == s.config.num_heads else None
     ),
-    "Two axes of {} are read as (B, Lk), not as (Lq, Lk), where B = Lq": lambda x, s: (
+    "A 2-D {} is read as (B, Lk), not as (Lq, Lk), where B = Lq": lambda x, s: (
         x[:, None, None] if x.ndim == 2 and len(x) == s.sizes.batch == s.sizes.query_len else None
     ),
-    "Two axes of {} are read as (H, Lk), not as (Lq, Lk), where H = Lq": lambda x, s: (
+    "A 2-D {} is read as (H, Lk), not as (Lq, Lk), where H = Lq": lambda x, s: (
         x[:, None] if x.ndim == 2 and len(x) == s.config.num_heads == s.sizes.query_len else None
     ),
     "Items and heads of {} are exchanged where B = H": lambda x, s: (

@@ -15,6 +15,7 @@ TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
 """Relative differences up to which numbers are equal, and up to which they are said to be little; and how many places
 of those that are wrong are said."""
 TIMES = "the right one times"
+OF_SEVERAL = "sums of the right ones of several heads."
 OTHER_SCALE = 0.3
 NEAR = 1e-6  # relative differences up to which what is read of an answer is equal
 
@@ -35,6 +36,9 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
         ratio = np.median(heads / right, axis=-1, keepdims=True)
     off = tolerance * np.abs(heads).max(initial=0.0)
     if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
+        # Of no more channels than heads everything is a sum.
+        if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all() and mix_of(heads, right) is not None:
+            yield f"The heads {{}} are {OF_SEVERAL}"
         return
     axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
@@ -58,7 +62,9 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
         over = [name for name, total in others if (np.abs(total * (total - 1.0)) <= tolerance).all()]
         said = "".join(f"; summed over the {name} they give 1: look at the axis of the softmax" for name in over[:1])
         total = f"{sums[item, head, query]:.6g}, not to 1{said}"
-        yield f"The attention weights of query {query}, head {head}, item {item} sum to {total}."
+        is_each = np.ptp(sums) <= tolerance and allowed.any(axis=-1).all()
+        which = "each query" if is_each else f"query {query}, head {head}, item {item}"
+        yield f"The attention weights of {which} sum to {total}."
 
 
 def near(array: NDArray, other: NDArray, least: float = 1e-300) -> bool:

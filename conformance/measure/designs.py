@@ -105,8 +105,3 @@ def differentiated(problem: Problem) -> Problem:
 
 NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
 """`weights` for `generic`: every bias of a projection is 0."""
-
-
-def with_zero(rows: NDArray) -> NDArray:
-    """Return `rows` (B, L, width) with row 0 set to 0, so that it scores 0 as a key."""
-    return np.where(np.arange(rows.shape[1])[:, None] == 0, 0.0, rows)

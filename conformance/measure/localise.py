@@ -7,6 +7,7 @@ and these weights give it. The earliest of what is read counts.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
-from conformance.kinds.dependence import logs, with_other
+from conformance.kinds.dependence import logs, of_mixed_values, with_other
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.oddities import (
     NEAR,
@@ -32,8 +33,9 @@ from conformance.kinds.oddities import (
 from conformance.kinds.places import PLACES
 from conformance.measure.designs import changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
+from conformance.measure.problems import SMALL, scored
 from conformance.measure.readings import ROWS, dependence, drawn, fact
-from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
+from conformance.measure.search import EXTREME, Located, Measured, features_of
 from conformance.measure.solve import CODE, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants
 from mha_core import STAGES, AttentionMask
@@ -59,6 +61,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
         return Located("output", moved[0], (MOVED,))
+    if first.probe.id in READ and not measured.asker.slow and measured.asker.fixed_weights is None:
+        call = scored(problem.config, *SMALL)
+        right = measured.asker.wanted(call).trace.arrays()["weights"]
+        if (mixed := of_mixed_values(partial(weights_of, evidence), call, right)) is not None:
+            return Located(mixed[0], call, (f"  {mixed[1]}",), mixed[2])
     if first.probe.stage:
         named, some = first.probe.stage, first.differing[:MOST_CASES]
         read = [_told(_of_named, evidence, one) for one in some]
@@ -70,21 +77,23 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         if outcome.differing and (outcome is first or outcome.probe.id in READ):
             way, problems = READ.get(outcome.probe.id, _of_call), outcome.differing
             if outcome is first and outcome.probe.id.startswith("past"):
-                way, problems = _of_past, tuple(_of_generic_past(measured.outcomes)) or problems
+                rows = (one.differing for one in measured.outcomes if one.probe.id == "past")
+                without_mask = tuple(one for one in next(rows, ()) if not features_of(one) & MASKS.keys())
+                way, problems = _of_past, without_mask or problems
             stage = next((stage for one in problems if (stage := _told(way, evidence, one))), None)
             if stage:
                 found.append((stage, problems))
     # A factor of values or of heads is what other weights sum to, where these are wrong; what bends values bends such
     # sums, and what the output's projection does not explain is wrong behind all of them.
     stages = [stage for stage, _ in found]
-    scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing][:1]
+    of_scores = [one for row in measured.outcomes if row.probe.id == "scores" for one in row.differing][:1]
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
     of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
-    is_gated = any(stage == "values" and problems[:1] == tuple(scored) for stage, problems in found)
-    if of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in scored):
-        return _common(evidence, scored)
+    is_gated = any(stage == "values" and problems[:1] == tuple(of_scores) for stage, problems in found)
+    if of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in of_scores):
+        return _common(evidence, of_scores)
     if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
-        return _common(evidence, scored)
+        return _common(evidence, of_scores)
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
     found = [one for one in found if one[0] == "output"] or found
@@ -360,12 +369,6 @@ def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
     """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
     read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
     return are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
-
-
-def _of_generic_past(outcomes: Iterable[ProbeResult]) -> Sequence[Problem]:
-    """Return the calls with a past and no mask in which scores differ from key to key."""
-    rows = (one.differing for one in outcomes if one.probe.id == "past")
-    return [one for one in next(rows, ()) if not features_of(one) & MASKS.keys()]
 
 
 def _of_past(evidence: Evidence, problem: Problem) -> str | None:

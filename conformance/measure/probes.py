@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.measure import problems as p
-from conformance.measure.designs import NO_BIASES, ONE_WIDTH, generic
+from conformance.measure.designs import BARE, NO_BIASES, ONE_WIDTH, generic
 from conformance.measure.problems import CAPS, LARGE, SCALES, SMALL, Problems
 
 
@@ -36,10 +36,10 @@ VALUES = "output merged heads projected_values value_inputs"
 SCORES = "scale similarity queries new_keys keys query_inputs key_inputs cosines nearness weights"
 BIASES = "q_proj.bias k_proj.bias queries"
 ITEMS = "output heads weights values queries keys"
-NO_VALUES = p.of(NO_BIASES, values=0.0)
 PLAIN, LARGER, BIASED = p.of(NO_BIASES), p.of(NO_BIASES, values=10.0), p.of({})
 UNIFORM, UNIFORM_BIASED = p.of(NO_BIASES, queries=0.0), p.of({"q_proj.bias": 0.0}, queries=0.0)
 ONE_KEY, MANY = (2, 1), (4, 6)
+NO_VALUES = p.each_layer(p.of(NO_BIASES, values=0.0), ONE_KEY)
 ONE_KEYS = p.joined(
     *(p.each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)),
     p.of_layer(PLAIN, *ONE_KEY),
@@ -48,10 +48,11 @@ ONE_KEYS = p.joined(
 SUMMED = p.joined(p.each_layer(UNIFORM, SMALL), p.each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
 SCORED = p.joined(
     p.each_layer(p.scored, SMALL, LARGE),
-    p.each_layer(p.square, SMALL),
+    p.each_layer(p.zeroed, (SMALL[1], SMALL[1])),
     p.of_layer(p.zeroed, *MANY),
     p.of_layer(p.zeroed, *SMALL, ONE_WIDTH),
 )
+SCORED_BARE = p.joined(*(p.of_layer(p.scored, *SMALL, config) for config in BARE))
 CAPPED, CAPPED_BIASED = p.with_fields(softcap=CAPS), p.with_fields(softcap=CAPS, weights={})
 MASKS_OF_BARE = p.bare_with(
     *(
@@ -66,12 +67,11 @@ SCORES_OF_BARE = p.bare_with(
 DOT, ADDITIVE = (p.with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
 EXCLUDED, BIAS = p.masked(p.one_source, queries=1.0, seed=1), p.masked(p.biases, queries=1.0)
 EMPTY = p.masked(p.empty, 1, queries=1.0, weights={})
-EMPTY_BY_POSITION = p.masked(p.empty_by_position, 1, queries=1.0, weights={})
+BEFORE_ALL = [(SMALL, {"query_offset": -1, **one}) for one in ({"causal": True}, {"window": (1, 0)})]
+EMPTY_BY_POSITION = p.masked(lambda config: BEFORE_ALL, 1, queries=1.0, weights={})
 
 PROBES: tuple[Probe, ...] = (
-    Probe(
-        "no-values", "one key, values that are all 0, and no biases.", p.each_layer(NO_VALUES, ONE_KEY), "", "output"
-    ),
+    Probe("no-values", "one key, values that are all 0, and no biases.", NO_VALUES, "", "output"),
     Probe(
         "output-bias",
         "one key, values that are all 0, and out_proj.bias alone.",
@@ -110,7 +110,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("additive-score", "the additive score.", ADDITIVE, "scores", "similarity"),
     Probe("masked-scores", "scores that differ from key to key, and a mask.", EXCLUDED, "weights", IN_CALLS),
     Probe("score-bias", "an additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
-    Probe("bias-of-items", "biases (H, Lq, Lk) or (B, 1, Lq, Lk); B = H.", p.biases_of_items, "scores", "bias scores"),
+    Probe("bias-of-items", "biases by head or by item; B = H.", p.biases_of_items, "scores", "bias scores"),
     Probe("excluded-large", "allowed keys that score far below the excluded ones.", p.steep, "weights"),
     Probe("items", "batches of 2 to 8 items without a mask.", p.batches, "", ITEMS),
     Probe("long", "dozens and hundreds of queries or keys.", p.long, "weights", "output heads"),
@@ -121,7 +121,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("past", "a cache of past keys and values.", p.pasts, "", f"past_keys keys {IN_CALLS}"),
     Probe("past-masks", "a cache and a mask.", p.masked_pasts, "weights", IN_CALLS),
     Probe("past-scores", "a cache beside a bias, softcap or scale.", p.scored_pasts, "scores", "bias capped scores"),
-    Probe("without-projections", "a layer without projections.", p.bare, "", "similarity heads"),
+    Probe("without-projections", "a layer without projections.", SCORED_BARE, "", "similarity heads"),
     Probe("bare-masks", "no projections, and a mask.", MASKS_OF_BARE, "weights", IN_CALLS),
     Probe("bare-scores", "no projections; a softcap, scale or bias.", SCORES_OF_BARE, "scores", "capped scores"),
     Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),

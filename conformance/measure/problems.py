@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import BARE, MANY_HEADS, NO_BIASES, changed, differentiated, generic, with_zero
+from conformance.measure.designs import BARE, MANY_HEADS, NO_BIASES, changed, differentiated, generic
 from mha_core import AttentionConfig, AttentionMask, reference
 from mha_core.errors import SpecError
 
@@ -60,23 +60,15 @@ def bias_alone(name: str) -> Problems:
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
     """Return a problem with more queries and keys than channels of a head. Key 0 scores 0; queries' norms differ."""
-    lengths: dict[str, Any] = {
-        "query_len": max(query_len, config.head_dim + 3),
-        "key_len": max(key_len, config.head_dim + 3),
-    }
-    plain = generic(config, seed=3, weights=weights, **lengths, **how)
-    sizes = np.geomspace(0.3, 3.0, lengths["query_len"])[None, :, None]
-    return changed(plain, keys=with_zero(plain.inputs.keys), queries=plain.inputs.queries * sizes)
+    least = config.head_dim + 3
+    plain = zeroed(config, max(query_len, least), max(key_len, least), seed=3, weights=weights, **how)
+    return changed(plain, queries=plain.inputs.queries * np.geomspace(0.3, 3.0, plain.sizes.query_len)[:, None])
 
 
-def zeroed(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
-    """Return a call without biases in which key 0 scores 0."""
-    plain = generic(config, query_len=query_len, key_len=key_len, weights=NO_BIASES)
-    return changed(plain, keys=with_zero(plain.inputs.keys))
-
-
-def square(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
-    return zeroed(config, key_len, key_len)
+def zeroed(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
+    """Return a call, by default without biases, in which key 0 scores 0."""
+    plain = generic(config, query_len=query_len, key_len=key_len, weights=weights, **how)
+    return changed(plain, keys=np.where(np.arange(key_len)[:, None] == 0, 0.0, plain.inputs.keys))
 
 
 def _of_size(config: AttentionConfig, size: float) -> Problem:
@@ -102,11 +94,6 @@ def long(asker: Asker) -> list[Problem]:
     """Return problems with a few more queries or keys than fit into a block of 16, 32, 64 or 128."""
     lengths = ((17, 33), (65, 5), (3, 130), (130, 3))
     return [generic(config, query_len=a, key_len=b) for config in asker.configs[:1] for a, b in lengths]
-
-
-def bare(asker: Asker) -> list[Problem]:
-    """Return problems of layers whose inputs are the heads, without projections; [] if the weights are fixed."""
-    return [] if asker.fixed_weights is not None else [scored(config, *SMALL) for config in BARE]
 
 
 Masks = list[tuple[tuple[int, int], dict[str, Any]]]
@@ -248,10 +235,6 @@ def empty(config: AttentionConfig) -> Masks:
     return [(SMALL, fields) for fields in rows]
 
 
-def empty_by_position(config: AttentionConfig) -> Masks:
-    return [(SMALL, {**fields, "query_offset": -1}) for fields in ({"causal": True}, {"window": (1, 0)})]
-
-
 def steep(asker: Asker) -> list[Problem]:
     """Return causal problems in which key j scores size * (j - Lk) for every query and head, for several sizes."""
     found = []
@@ -277,11 +260,9 @@ def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problem
     def problems(asker: Asker) -> list[Problem]:
         found = []
         for place, config in enumerate(asker.configs):
-            try:
+            with suppress(SpecError):
                 other = replace(config, **{name: choice[place % len(choice)] for name, choice in fields.items()})
-            except SpecError:
-                continue
-            found.append(scored(other, *SMALL, weights=weights))
+                found.append(scored(other, *SMALL, weights=weights))
         return found
 
     return problems
@@ -304,13 +285,9 @@ def with_dropout(*batches: int, training: bool = True) -> Problems:
 
 def masked_dropout(asker: Asker) -> list[Problem]:
     """Return problems with a dropout keep-mask and an attention mask that has one argument."""
-    found = []
-    for config, rate in zip(asker.configs[:2], RATES, strict=False):
-        keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate
-        for lengths, fields in one_source(config):
-            how: dict[str, Any] = {"query_len": lengths[0], "key_len": lengths[1], "mask": AttentionMask(**fields)}
-            found.append(generic(replace(config, dropout=rate), dropout_keep=keep, **how))
-    return found
+    layers = zip(asker.configs[:2], RATES, strict=False)
+    calls = ((dropped(config, rate, 1), fields) for config, rate in layers for _, fields in one_source(config))
+    return [changed(call, mask=AttentionMask(**fields)) for call, fields in calls]
 
 
 def with_past(
@@ -325,16 +302,17 @@ def with_past(
     return changed(problem, mask=mask or AttentionMask(), **given)
 
 
+OF_PASTS = (SQUARE, SMALL, (2, 4))  # (lengths of a past, of what is new)
+
+
 def own_keys(asker: Asker) -> list[Problem]:
     """Return calls in which query i attends to key i alone: its weight is 1, whatever keys and scores are."""
-    some = zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
+    some = zip(asker.configs, OF_PASTS, strict=False)
     return [with_past(c, *lengths, mask=AttentionMask(allowed=np.eye(sum(lengths), dtype=bool))) for c, lengths in some]
 
 
 def pasts(asker: Asker) -> list[Problem]:
-    found = [
-        with_past(config, *lengths) for config, lengths in zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
-    ]
+    found = [with_past(config, *lengths) for config, lengths in zip(asker.configs, OF_PASTS, strict=False)]
     return found + [with_past(c, 3, 4, batch) for c, batch in zip(asker.configs, (2, 3), strict=False)]
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, Setting
-from conformance.kinds.dependence import MIXED, UP_TO_WEIGHTS, Told, of_dependence, of_no_values, of_size
+from conformance.kinds.dependence import MIX, MIXED, UP_TO_WEIGHTS, Told, of_dependence, of_no_values, of_size
 from conformance.kinds.expressions import Expression, expressions_of
-from conformance.kinds.oddities import TOLERANCE, factors, facts, marks, size, sources_of, sums_of
+from conformance.kinds.oddities import OF_SEVERAL, TOLERANCE, factors, facts, marks, size, sources_of, sums_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
@@ -200,7 +200,7 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     masked = bool(Setting.of(problem).has & MASKING)
     said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd)[:1]
     bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
-    told = [bent] if bent else [*((one, "") for one in said), *filter(None, [dependent])]
+    told = [bent] if bent else [*((one, MIX * one.endswith(OF_SEVERAL)) for one in said), *filter(None, [dependent])]
     told = told or [(one, "") for one in size(output, right)]
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
     return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -220,7 +220,12 @@ class Probing:
         if not differing[0] or differing[0] == differing[1]:
             return [], 0
         of_usual = replace(self, outcomes=usual, suffices=suffices)
-        found = of_usual._found(measuring=False) or of_usual._of_families()
+        found = of_usual._found(measuring=False)
+        if not found:
+            from conformance.kinds.families import families  # many
+
+            of_family = of_usual._extended((), lambda base, row: iter([families(row.probe.stage)]), conditions=False)
+            found = list(filter(of_usual._is_whole, of_family))
         beside = [(*model, *other) for model in found for other in self._companions if other[0] not in model]
         found += filter(of_usual._is_whole, beside)
         every = [(row.probe, one) for row in self.outcomes for one in row.asked]
@@ -233,17 +238,9 @@ class Probing:
 
         Bugs on file come first, in all calls and then in some calls alone: to try them, nothing has to be measured.
         """
-
-        def plain(base: Model) -> list[Model]:
-            return self._extended(base, lambda base, outcome: iter([self.zoo]), conditions=False)
-
-        @cache
-        def extended(base: Model) -> list[Model]:
-            return self._extended(base, lambda base, outcome: iter([self.zoo]))
-
-        def measured(base: Model) -> list[Model]:
-            return self._extended(base, self._measured)
-
+        plain = partial(self._extended, candidates=self._on_file, conditions=False)
+        extended = cache(partial(self._extended, candidates=self._on_file))
+        measured = partial(self._extended, candidates=self._measured)
         kinds: list[list[Callable[[Model], list[Model]]]] = [[plain], [extended], [extended, measured]]
         for ways in kinds[: 3 if measuring else 2]:
             bases: list[Model] = [()]
@@ -261,14 +258,8 @@ class Probing:
                 bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
         return []
 
-    def _of_families(self) -> list[Model]:
-        """Return the models of one bug by formula that give every answer."""
-        from conformance.kinds.families import families  # many
-
-        def candidates(base: Model, outcome: ProbeResult) -> Iterator[Iterable[Bug]]:
-            return iter([families(outcome.probe.stage)])
-
-        return list(filter(self._is_whole, self._extended((), candidates, conditions=False)))
+    def _on_file(self, base: Model, outcome: ProbeResult) -> Iterator[Iterable[Bug]]:
+        return iter([self.zoo])
 
     def _is_whole(self, model: Model) -> bool:
         if not self.gives_all(model):

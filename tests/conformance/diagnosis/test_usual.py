@@ -271,7 +271,8 @@ def test_a_dtype_that_is_wrong_is_no_whole_diagnosis():
     assert (alone.what, alone.change.partition(",")[0]) == (f"{said}.", "Next: give it the inputs' dtype")
     assert "--dtype float32" in alone.change
     step = brief(replace(found, located=Located("scores", problem))).causes
-    assert [one.what.partition(" not proved")[0] for one in step] == [f"{said}.", "First wrong step"]
+    unproved = "First wrong step, inferred from outputs alone and not proved"
+    assert [one.what.partition(":")[0] for one in step] == [f"{said}.", unproved]
     shape = replace(found, mismatch=Mismatch("output", "output has shape (2, 3)"), located=Located("scores", problem))
     assert [(one.what, one.change) for one in brief(shape).causes] == [("output has shape (2, 3).", "")]
 
@@ -284,7 +285,11 @@ def test_a_first_wrong_step_is_said_of_a_call_that_has_no_other_alone():
     asker = Asker(layer(lambda scores, mask: scores))
     found = Diagnosis("mine", "float32", ("prime",), (), {}, None, ("output",), located=Located("output", problem))
     read = replace(found, measured=Measured((), outcomes, asker))
-    assert brief(read).causes[0].what.startswith("First wrong step not proved; outputs alone point to the output (")
+    assert (
+        brief(read)
+        .causes[0]
+        .what.startswith("First wrong step, inferred from outputs alone and not proved: the output (")
+    )
     isolated = (ProbeResult(replace(row, stage="output"), (problem,), (problem,)),)
     shown = replace(found, visible=("heads", "output"), measured=read.measured)
     for one in (replace(found, measured=Measured((), isolated, asker)), shown):

@@ -12,6 +12,7 @@ from conformance.kinds.made import TROUBLE, unwarned
 from conformance.kinds.published import WEIGHTINGS
 from conformance.measure import problems as p
 from conformance.measure.designs import CONFIGS, MANY_HEADS, ONE_WIDTH, generic
+from conformance.measure.probes import SCORED_BARE
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.variants import Variants
 from mha_core import AttentionConfig, AttentionMask
@@ -53,7 +54,7 @@ def equal_sizes(asker):
 @pytest.fixture(scope="module")
 def asked():
     masked = (p.masked(p.empty, 1, queries=1.0), p.masked(p.lengths), p.masked(p.two_sources))
-    rows = (p.drawn, p.masks_of_items, p.biases_of_items, p.long, p.bare, long_masks, equal_sizes, *masked)
+    rows = (p.drawn, p.masks_of_items, p.biases_of_items, p.long, SCORED_BARE, long_masks, equal_sizes, *masked)
     return [problem for row in rows for problem in row(ASKER)]
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 
 from conformance.cases.parts import SQUARE
 from conformance.kinds.change import Setting
-from conformance.kinds.oddities import factors
+from conformance.kinds.dependence import of_dependence
+from conformance.kinds.oddities import factors, sums_of
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
-from conformance.measure.designs import CONFIGS, generic
+from conformance.measure.designs import CONFIGS, NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.localise import _seen, localise
 from conformance.measure.probes import PROBES
 from conformance.measure.readings import fills
 from conformance.measure.search import Measured, Probing
+from conformance.measure.solve import weights_of
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
-from mha_core import AttentionConfig, AttentionMask
+from mha_core import AttentionConfig, AttentionMask, reference
 from tests.conformance.measure.wrong import FRESH, OutputAlone, measured, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -249,3 +254,55 @@ def test_a_row_without_weights_is_no_reason_to_warn():
     weights, allowed = np.full((1, 1, 2, 3), 1 / 3), np.ones((1, 1, 2, 3), bool)
     weights[..., 1, :], allowed[..., 1, :] = 0.0, False
     assert list(fills([(weights, np.zeros(weights.shape), allowed, SETTING)], 1e-13)) == []
+
+
+def _convolved(array):
+    return 0.6 * array + 0.4 * np.concatenate([0.0 * array[:, :, :1], array[:, :, :-1]], axis=2)
+
+
+@pytest.mark.parametrize(("steps", "stage"), [(("values",), "values"), (("queries", "values"), "queries")])
+def test_values_that_are_mixed_along_the_length_are_not_said_to_be_weights_that_lack_something(steps, stage):
+    """The weights of a causal convolution over the values were said to sum to 0.9."""
+    found = localise(measured(*(wrong_at(step, lambda s, x: _convolved(x)) for step in steps)))
+    said = " ".join(found.seen)
+    assert found.stage == stage
+    assert re.search(
+        r"to key (\d+) alone gets 0.4 of the value of key \d+, 0.6 of the value of key \1: values are", said
+    )
+    assert ("The weights are wrong as well" in said) == (stage == "queries")
+    assert "along the length, such as a convolution" in found.look
+
+
+@pytest.mark.parametrize("change", [lambda w: 0.9 * w + 0.1 / w.shape[-1], lambda w: 0.0 * w + 0.2, lambda w: 0.7 * w])
+def test_weights_that_are_smoothed_equal_or_short_are_no_values_that_are_mixed(change):
+    found = localise(measured(wrong_at("weights", lambda s, x: change(x))))
+    assert "along the length" not in " ".join((*found.seen, found.look))
+
+
+def test_of_weights_that_queries_make_with_queries_that_is_said():
+    """It was said that they depend on other queries, other keys and their order: what to look at had 40 words."""
+
+    def both(state, weights):
+        q, k = state["queries"], state.heads_of("keys")
+        if q.shape != k.shape:
+            return weights
+        return sum(_normed(np.exp(0.5 * x @ x.swapaxes(2, 3)), state["allowed"]) for x in (q, k))
+
+    problem = generic(AttentionConfig(12, 4), query_len=8, key_len=8, weights=NO_BIASES)
+    read = partial(weights_of, Evidence(Asker(OutputAlone(wrong_at("weights", both))), Variants()))
+    right = reference.run(problem.config, problem.weights, problem.inputs).weights
+    (seen, look), *more = of_dependence(read, problem, right, "weights")
+    assert (more, "queries meet queries." in seen, "keys meet keys." in seen) == ([], True, True)
+    assert look.startswith("which arrays are multiplied for the scores")
+    assert list(sums_of(read(problem), np.ones(right.shape, bool))) == [
+        "The attention weights of each query sum to 2, not to 1."
+    ]
+
+
+def test_heads_that_are_mixed_behind_the_softmax_are_said_to_be():
+    """A Hadamard matrix over heads was said to be dropout, or another value head."""
+    rng = np.random.default_rng(0)
+    right, matrix = rng.normal(size=(1, 4, 2, 6)), rng.normal(size=(4, 4))
+    mixed = np.einsum("gh,bhld->bgld", matrix, right)
+    assert list(factors(mixed, right)) == ["The heads {} are sums of the right ones of several heads."]
+    assert list(factors(mixed[..., :4], right[..., :4])) == []
