@@ -36,8 +36,9 @@ CLASS = """\
 ### The class in your framework
 
 The course leads here: a class in one framework. A page runs NumPy alone, so it has no editor for it; a command judges
-it in [a clone](start.md#the-exercises), with `pip install '.[torch]'` (or `tf`, `jax`, `mxnet`). In the folder `play`,
-`mha learn start . --framework torch` adds its file. Close the framework's tab above first: it holds the answer.
+it in [a clone](start.md#the-exercises), with `pip install '.[torch]'` (or `tf`, with Keras, `jax`, `mxnet`). In the
+folder `play`, `mha learn start . --framework torch` adds its file. Close the framework's tab above first: it holds
+the answer.
 
 You write `MultiHeadAttention(num_hiddens, num_heads, dropout)`. What it makes is called with queries (B, Lq, Dq), keys
 (B, Lk, Dk), values (B, Lk, Dv) and `valid_lens` (B,), at least 1 for each item, and gives (B, Lq, num_hiddens).
@@ -49,8 +50,8 @@ What a framework's class has, and the one in NumPy has not:
 - a method that is run when the object is called: `forward` in PyTorch and Gluon, `call` in Keras, `__call__` in Flax;
 - a switch for dropout: `eval()` in PyTorch, an argument `training` in Keras and Flax (whose `apply` needs `rngs` then),
   `autograd.record()` in Gluon;
-- parameters to read and to set: `state_dict()` in PyTorch, `kernel` of a layer in Keras, what `init` returns in Flax,
-  `collect_params()` in Gluon."""
+- parameters to read and to set: `state_dict()` in PyTorch, `kernel` of a layer, (in, out), in Keras, what `init`
+  returns in Flax, `collect_params()` in Gluon."""
 """What stands above the table of a lesson's class."""
 
 
