@@ -28,6 +28,7 @@ from _ext.figures.plots import plot
 from _ext.languages import ENGLISH
 from _ext.lessons.course import COURSE, above, below, extra, named, parted
 from _ext.lessons.found import FOUND
+from _ext.lessons.judged import script
 from _ext.lessons.notebooks import BLOCK, notebook
 from lessons import runner
 
@@ -117,7 +118,8 @@ def markdown(lesson: str) -> str:
 
     own = named(lesson)
     course, beyond = (BLOCK.sub(made, part) for part in parted(text(lesson)))
-    parts = [above(own), course, below(own), beyond, extra(own), notebooks(lesson)]
+    judging = script((*own.exercises, *own.extra))
+    parts = [above(own), course, below(own), beyond, extra(own), judging, notebooks(lesson)]
     return "\n".join(parts) + "\n"
 
 

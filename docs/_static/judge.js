@@ -172,5 +172,5 @@
     if (lines.length > 1) code.setSelectionRange(from, from + text.length);
   }
 
-  const exercises = [...document.querySelectorAll("details.exercise")].map((fold) => new Exercise(fold));
+  const exercises = [...document.querySelectorAll("details.exercise:not(.editable)")].map((fold) => new Exercise(fold));
 })();

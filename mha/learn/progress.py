@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -9,7 +10,7 @@ from mha.learn.exercise import CatchExercise, Exercise
 from mha.learn.exercises import OF_LESSONS, TRACKS, chosen
 from mha.learn.handout.folder import is_untouched
 from mha.learn.judge import Verdict
-from mha.learn.tracks.course import COURSE, row_of
+from mha.learn.tracks.course import CLASSES, COURSE, row_of
 
 Mistake: TypeAlias = tuple[str, str, Sequence[str]]
 """An exercise, what is wrong in a sentence, and the folders in which it is."""
@@ -63,11 +64,12 @@ class Progress:
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
     """Return the exercise that is to follow `exercise`, among those not begun; None if there is none.
 
-    After an exercise of the course, other exercises of the course come first.
+    After an exercise of the course, or the class of a lesson, other exercises of the course come first.
     """
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
-    in_course = [one for one in left if one.name in OF_LESSONS] if exercise.name in OF_LESSONS else []
+    is_of_course = exercise.name in {*OF_LESSONS, *chain(*CLASSES.values())}
+    in_course = [one for one in left if one.name in OF_LESSONS] if is_of_course else []
     return next(iter([*in_course, *left]), None)
 
 

@@ -113,6 +113,7 @@ def test_code_is_compiled_once_and_where_nothing_can_each_browser_does(judging_s
 @pytest.mark.parametrize("page", PAGES)
 def test_every_right_answer_is_right(shown, address, page):
     browser = shown(page)
+    assert browser.run("return document.querySelectorAll('textarea').length") == len(PAGES[page])
     for name in PAGES[page]:
         whole = answered(exercise(name))
         status, words = said(browser, name, whole.partition('\n"""\n\n')[2])

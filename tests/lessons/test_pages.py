@@ -104,9 +104,11 @@ def test_a_lesson_without_exercises_asks_for_none_and_extra_ones_stand_apart():
     assert below(without) == f"Next: [{named('own').title}](own-heads.md)\n"
     assert extra(named("kernel")) == ""
     assert [re.findall(r"`mha learn check ([\w-]+)`", part(both)) for part in (below, extra)] == [
-        list(both.exercises),
+        [*both.exercises, *both.classes],
         list(both.extra),
     ]
+    assert below(both).index("### The class in your framework") < below(both).index("class-in-torch")
+    assert "The class in" not in below(named("masks"))
 
 
 @pytest.mark.parametrize("lesson", COURSE, ids=[lesson.name for lesson in COURSE])

@@ -14,9 +14,8 @@ from pathlib import Path
 from _ext.common import escaped, table
 from _ext.lessons.judged import editors
 from lessons import runner
-from mha.learn.exercise import NUMPY
 from mha.learn.exercises import exercise
-from mha.learn.tracks.course import EXTRA, LESSONS, row_of
+from mha.learn.tracks.course import CLASSES, EXTRA, LESSONS, row_of
 
 PAGES = Path(__file__).parents[2]
 
@@ -31,6 +30,29 @@ DRAWN = re.compile(r"^```\{plot\} ", re.MULTILINE)
 
 BEYOND = re.compile(r"^(?=## Beyond the course: )", re.MULTILINE)
 """Where a section begins that stands after the exercises, and takes none of the minutes."""
+
+
+CLASS = """\
+### The class in your framework
+
+The course leads here: a class in one framework. A page runs NumPy alone, so it has no editor for it; a command judges
+it in [a clone](start.md#the-exercises), with `pip install '.[torch]'` (or `tf`, with Keras, `jax`, `mxnet`). In the
+folder `play`, `mha learn start . --framework torch` adds its file. Close the framework's tab above first: it holds
+the answer.
+
+You write `MultiHeadAttention(num_hiddens, num_heads, dropout)`. What it makes is called with queries (B, Lq, Dq), keys
+(B, Lk, Dk), values (B, Lk, Dv) and `valid_lens` (B,), at least 1 for each item, and gives (B, Lq, num_hiddens).
+
+What a framework's class has, and the one in NumPy has not:
+
+- a **base class** (`Module`, `Layer`, `Block`), which finds the layers that are set in `__init__` once
+  `super().__init__()` has run; Flax has fields instead, and names its layers where it calls them;
+- a method that is run when the object is called: `forward` in PyTorch and Gluon, `call` in Keras, `__call__` in Flax;
+- a switch for dropout: `eval()` in PyTorch, an argument `training` in Keras and Flax (whose `apply` needs `rngs` then),
+  `autograd.record()` in Gluon;
+- parameters to read and to set: `state_dict()` in PyTorch, `kernel` of a layer, (in, out), in Keras, what `init`
+  returns in Flax, `collect_params()` in Gluon."""
+"""What stands above the table of a lesson's class."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,11 @@ class Lesson:
     def exercises(self) -> tuple[str, ...]:
         """Those of `mha learn --only course` that belong to it."""
         return LESSONS[self.name]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Its class, in each framework."""
+        return CLASSES.get(self.name, ())
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -138,6 +165,8 @@ def below(lesson: Lesson) -> str:
             editors(lesson.exercises),
             "A wrong answer is [told what is wrong](learn.md): `mha learn hint NAME`.",
         ]
+    if lesson.classes:
+        parts += [CLASS, _asked(lesson.classes)]
     parts += [f"Next: [{one.title}]({one.page}.md)" for one in COURSE[COURSE.index(lesson) + 1 :][:1]]
     return "\n\n".join(parts) + "\n"
 
@@ -145,9 +174,7 @@ def below(lesson: Lesson) -> str:
 def extra(lesson: Lesson) -> str:
     """The extra exercises, for the end of the page; "" for none."""
     asked = _asked(lesson.extra)
-    told = "No later lesson needs them. `mha learn start .` adds their files"
-    classes = any(exercise(one).dialect != NUMPY for one in lesson.extra)
-    told += ", and with `--framework torch` those of a framework:" if classes else ":"
+    told = "No later lesson needs them. `mha learn start .` adds their files:"
     return f"## Extra exercises\n\n{told}\n\n{asked}\n\n{editors(lesson.extra)}\n" if asked else ""
 
 

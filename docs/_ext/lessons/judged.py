@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from _data import pyodide
 from _data.pyodide import TARGET
 from _ext.languages import ENGLISH
-from mha.learn.exercise import NUMPY, HeadsExercise, LayerExercise
+from mha.learn.exercise import NUMPY, Exercise, HeadsExercise, LayerExercise
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import text_of
 from mha.learn.running.workshop import LONGEST_ALONE, too_long
@@ -46,19 +46,29 @@ MADE = (1980, 1, 1, 0, 0, 0)
 
 
 def editors(names: Iterable[str]) -> str:
-    """HTML of exercises in NumPy, each a fold with its file, and the script that makes editors of them; "" for none."""
-    folds = [_fold(name) for name in names if exercise(name).dialect == NUMPY]
-    if not folds:
-        return ""
-    return "\n".join(["```{raw} html", *folds, *_script(any(TRAINED in fold for fold in folds)), "```"])
+    """Markdown of exercises in NumPy, each a fold with its file; "" for none."""
+    return _raw(_fold(one) for one in map(exercise, names) if one.dialect == NUMPY)
 
 
-def _fold(name: str) -> str:
-    one = exercise(name)
+def script(names: Iterable[str]) -> str:
+    """Markdown of the script that makes editors of all folds on a page; "" for none. A page has it once."""
+    found = [one for one in map(exercise, names) if one.dialect == NUMPY]
+    return _raw(_script(any(TRAINED in _archives(one) for one in found)) if found else ())
+
+
+def _raw(lines: Iterable[str]) -> str:
+    inner = [*lines]
+    return "\n".join(["```{raw} html", *inner, "```"]) if inner else ""
+
+
+def _archives(one: Exercise) -> list[str]:
+    return [CODE, *([TRAINED] * isinstance(one, (LayerExercise, HeadsExercise)))]
+
+
+def _fold(one: Exercise) -> str:
     asked, _, code = text_of(one).removeprefix('"""').partition('\n"""\n\n')
-    archives = [CODE, *([TRAINED] * isinstance(one, (LayerExercise, HeadsExercise)))]
     return (
-        f'<details class="exercise" lang="en" data-name="{name}" data-archives="{" ".join(archives)}">\n'
+        f'<details class="exercise" lang="en" data-name="{one.name}" data-archives="{" ".join(_archives(one))}">\n'
         f"<summary><code>{one.file}</code></summary>\n"
         f'<pre class="asked">{html.escape(asked)}</pre>\n'
         f'<pre class="given">{html.escape(code)}</pre>\n</details>'

@@ -105,9 +105,9 @@ def into(framework: str) -> tuple[LayerExercise, ...]:
             track="layer",
             dialect=framework,
             task="Write the class of lesson 8: MultiHeadAttention(num_hiddens, num_heads, dropout) makes a layer, and "
-            "calling it with (queries, keys, values, valid_lens) gives the output. Its four layers, w_q, w_k, w_v and "
-            "w_o, are num_hiddens wide, have no bias, and learn the width of their inputs from the first call. The "
-            "judge puts its own matrices into them.",
+            "calling it (in Flax, by `apply`) with (queries, keys, values, valid_lens) gives the output. Its four "
+            "layers, w_q, w_k, w_v and w_o, are num_hiddens wide, have no bias, and learn the width of their inputs "
+            "from the first call. The judge puts its own matrices into them.",
             rules=("excluded-keys",),
             subject="Subject",
             first=("square-no-bias",),

@@ -22,9 +22,14 @@ LESSONS: dict[str, tuple[str, ...]] = {
 An exercise asks for nothing that is taught only after it.
 """
 
+CLASSES: dict[str, tuple[str, ...]] = {
+    "layer": ("class-in-torch", "class-in-tf", "class-in-jax", "class-in-mxnet"),
+}
+"""Lesson -> its class as an exercise, in each framework: the goal of the course, and one of them is enough."""
+
 EXTRA: dict[str, tuple[str, ...]] = {
     "scaling": ("deviation-of-scores",),
-    "layer": ("class-in-torch", "class-in-tf", "class-in-jax", "class-in-mxnet", "groups", "module-with-state"),
+    "layer": ("groups", "module-with-state"),
     "positions": ("window", "turn-halves", "turn-pairs", "turned-scores"),
     "block": ("rms-norm", "norm-and-turn"),
 }

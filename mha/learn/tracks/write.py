@@ -144,7 +144,7 @@ EXERCISES = (
     ),
     step(
         "softmax",
-        "Take the softmax of each row of scores: positive weights that sum to 1.",
+        "Take the softmax of each row of scores: weights that are never negative, and sum to 1.",
         (ANY_SCORES,),
         ANY_WEIGHTS,
         NO_MASK,
@@ -152,7 +152,7 @@ EXERCISES = (
     ),
     step(
         "lengths",
-        "Say which keys lengths allow: key j iff j < its length. Lengths are (B,), or (B, Lq), one a query.",
+        "Say which keys lengths allow: key j exactly if j < its length. Lengths are (B,), or (B, Lq), one a query.",
         (
             Value(
                 "valid_lens",
@@ -172,7 +172,7 @@ EXERCISES = (
     ),
     step(
         "causal",
-        "Say which keys a causal mask allows: query i may attend to key j iff j <= i.",
+        "Say which keys a causal mask allows: query i may attend to key j exactly if j <= i.",
         (QUERY_LEN, KEY_LEN),
         ONE_MASK,
         ("causal", "causal-more-queries", "square-causal", *CAUSAL_OF_SIZE_1),
@@ -183,7 +183,7 @@ EXERCISES = (
     ),
     step(
         "causal-offsets",
-        "Say which keys a causal mask allows where queries do not begin at 0: key j iff j <= the query's position.",
+        "Say which keys a causal mask allows where queries do not begin at 0: only key j <= the query's position.",
         (QUERY_LEN, KEY_LEN, OFFSETS),
         MASK,
         (

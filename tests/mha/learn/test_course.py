@@ -13,7 +13,7 @@ from mha.learn.exercises import OF_LESSONS, exercise
 from mha.learn.handout.folder import answered, is_untouched, start, text_of, there
 from mha.learn.judge import Verdict
 from mha.learn.progress import after
-from mha.learn.tracks.course import EXTRA, LESSONS, row_of
+from mha.learn.tracks.course import CLASSES, EXTRA, LESSONS, row_of
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone
 
@@ -47,7 +47,7 @@ def said(name):
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_an_exercise_asks_for_nothing_that_is_taught_only_later(lesson):
     taught = list(LESSONS)[: list(LESSONS).index(lesson) + 1]
-    for name in (*LESSONS[lesson], *EXTRA.get(lesson, ())):
+    for name in (*LESSONS[lesson], *CLASSES.get(lesson, ()), *EXTRA.get(lesson, ())):
         later = {
             word: found[0]
             for word, by in TAUGHT.items()
@@ -57,10 +57,10 @@ def test_an_exercise_asks_for_nothing_that_is_taught_only_later(lesson):
 
 
 def test_an_exercise_stands_in_one_lesson():
-    named = [name for names in (*LESSONS.values(), *EXTRA.values()) for name in names]
+    named = [name for names in (*LESSONS.values(), *CLASSES.values(), *EXTRA.values()) for name in names]
     assert len(set(named)) == len(named)
     assert [exercise(name).name for name in named] == named
-    assert set(EXTRA) <= set(LESSONS)
+    assert {*EXTRA, *CLASSES} <= {*LESSONS}
 
 
 @pytest.fixture
@@ -126,3 +126,12 @@ def test_next_stays_in_the_course_where_all_exercises_are(tmp_path, solve):
     assert solve(names[2]) == names[3]  # one is left out
     assert [solve(name) for name in names[3:]] == [*names[4:], names[1]]
     assert solve(names[1]) == "softcap"
+
+
+def test_the_class_is_followed_by_the_next_lesson(tmp_path, solve):
+    start(tmp_path, ("torch",))
+    names = list(OF_LESSONS)
+    for name in names[: names.index("causal-offsets")]:
+        solve(name)
+    assert solve("class-in-torch") == "causal-offsets"
+    assert solve("module-with-state") == "decoding-step"  # an extra one goes on in its track
