@@ -95,6 +95,9 @@ EXACTLY = (
 )
 _row = Table("weights", EXACTLY)
 _empty = Table("weights", "Give a row without an allowed key the weights 0.")
+_added_row = Table(
+    "weights", "Exclude keys exactly, by -inf before the softmax, and give a row without an allowed key the weights 0."
+)
 
 RIGHT_WAY = "True means that the query may attend to the key, in the whole mask."
 
@@ -118,15 +121,16 @@ EXCLUSION = (
         "Excluded scores become a finite number such as -1e9: a row without a key averages all values.",
         _filled(-1e9),
     ),
-    _row(
+    _added_row(
         "fill-added",
         "-1e4 is added to excluded scores, as in BERT: a row without a key attends as if there were no mask.",
         _added(-1e4),
         seen_in="google-research/bert modeling.py",
     ),
-    _row(
+    _added_row(
         "fill-added-1e9",
-        "A finite number, -1e9, is added to excluded scores: a row without a key attends as if there were no mask.",
+        "A finite number, -1e9, is added to excluded scores: a row without a key attends as if there were no mask "
+        "(in float32 to all keys alike).",
         _added(-1e9),
         seen_in="tensorflow.org/text/tutorials/transformer (2019)",
     ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from mha.projections.said import causal_otherwise
 from mha.recordings.modules.diagnosed import NOT_RECORDED
 from mha.recordings.origins import WeightIndex
 from mha.recordings.recording import Recording
@@ -112,6 +113,9 @@ def _dtypes(pairs: Mapping[tuple[str, str], None]) -> Iterator[str]:
             yield f"The port computes in {port}, the original in {original}; equal are weights that are after rounding."
 
 
+GUESSED = "whether it is causal was guessed, and its output does not confirm that: masks were not compared"
+"""Remark on a call of the port. `causal=` of `mha.Projections` says it."""
+
 CAUSES = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inputs", "past": "inputs"}
 """Part of a call in which two differ -> what of it is put into the original, to see what that does."""
 
@@ -136,6 +140,9 @@ class _Walk:
         layers = self.original.layer_of(position), self.port.layer_of(partner)
         layer, layer_notes = self._layers(*layers, self.index)
         own, own_notes, ratio = own_differences(a, b, found.rows)
+        if own and causal_otherwise(self.port.calls[partner].assumed):
+            found.found = [one for one in found.found if one.part != "mask"]
+            found.notes.append(GUESSED)
         notes = [*([] if before.parted else found.notes), *layer_notes, *own_notes]
         differences = [
             replace(one, follows=True)

@@ -169,3 +169,22 @@ def test_where_says_which_command_knows_why_a_layers_own_output_is_wrong(tmp_pat
     port.save(files[1])
     assert f"is wrong: mha diagnose {files[1]}\n" in run("where", *files, "--no-unseen").output
     assert "mha diagnose" not in run("where", *files[::-1], "--no-unseen").output
+
+
+def test_a_guessed_mask_that_the_output_contradicts_is_not_accused():
+    causal, none = AttentionMask(causal=True), AttentionMask()
+    original = model(layers_of(), mask=causal)
+    ahead = model(layers_of(), mask=causal, bugs=select(("causal-one-ahead",)))
+
+    def guessed(assumed):
+        calls = [
+            replace(call, inputs=replace(call.inputs, mask=none), assumed=assumed) if call.layer == 1 else call
+            for call in ahead.calls
+        ]
+        return part(original, replace(ahead, calls=tuple(calls)))
+
+    assert guessed("")[0] == ("b", "mask", "allowed")
+    first, said = guessed("causal=False")
+    assert first == ("b", "outputs", "output")
+    assert "forgets" not in said
+    assert "b: whether it is causal was guessed, and its output does not confirm that: masks were not compared." in said
