@@ -89,7 +89,7 @@ def test_a_tensor_that_is_returned_is_named(write):
 )
 def test_a_file_that_hangs_is_ended(write, loop):
     one, folder = write("masked-softmax", HEAD + loop + "\n")
-    assert judge(one, folder, time_limit=1.0).line.startswith("no answer within 1 s")
+    assert judge(one, folder, time_limit=1.0).line == f"no answer within 1 s{MORE_TIME}"
     one, folder = write("merge", "from mha_core.heads import merge_heads as merge\n")
     assert judge(one, folder).status == "right"  # the others go on
 
