@@ -36,6 +36,8 @@ def not_the_matrices(made: Callable[..., Any], dialect: str) -> str:
     except Exception:
         return ""
     extra = [name for name in names if name not in {f"{one}.{end}" for one in PARAMETERS for end in MATRIX}]
+    if not set(PARAMETERS) <= {one.partition(".")[0] for one in names}:  # a layer is missing: the cases tell that too
+        return ""
     if not extra:
         return _drawn(made, dialect)
     bias = "; its layers have no bias" if any(name.endswith("bias") for name in extra) else ""
@@ -65,7 +67,7 @@ def wrong_dropout(made: Callable[..., Any], dialect: str) -> str:
     One key alone is allowed, and the output's matrix is 1: a head's output is its value times 1, the weight. In
     training it must be its value times 0 or `KEPT`.
     """
-    where = "without dropout"
+    where = "with dropout=0"
     try:
         right = _output(made, dialect, (0.0,))
         where = f"with dropout={RATE:g}, outside training"
@@ -97,8 +99,8 @@ def _of_training(right: NDArray, first: NDArray, second: NDArray) -> str:
     weights = (made * values).sum(-1, keepdims=True) / (values * values).sum(-1, keepdims=True)
     if not _same(weights * values, made):
         return (
-            f"{IN_TRAINING}, single numbers of a head's output change: dropout must act on the attention weights, "
-            "before they meet the values"
+            f"{IN_TRAINING}, a head's output is not the value of the only key allowed times a weight: dropout must act "
+            "on the attention weights, after the softmax"
         )
     if _same(weights, np.ones_like(weights)):
         return (

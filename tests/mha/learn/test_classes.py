@@ -43,23 +43,26 @@ DROPOUTS = [
     ([(DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p, self.training)")], ""),
     ([(DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p)")], "with dropout=0.25, the output outside "),
     ([(DROPPED, SOFT)], f"{IN_TRAINING}the weight of the only key allowed stays 1"),
-    ([(DROPPED, "torch.softmax(self.dropout(scores.clamp(min=-1e9)), dim=-1)")], f"{IN_TRAINING}the weight of the on"),
+    (
+        [(DROPPED, "torch.softmax(self.dropout(scores.clamp(min=-1e9)), dim=-1)")],
+        f"{IN_TRAINING}a head's output is not",
+    ),
     (
         [(DROPPED, "torch.softmax(self.dropout(scores), dim=-1)")],
-        f"{IN_TRAINING}the output has numbers that are not fi",
+        f"{IN_TRAINING}the output has numbers that are",
     ),
     (
         [(DROPPED, SOFT), ("heads.transpose(1, 2).flatten(2)", "self.dropout(heads.transpose(1, 2).flatten(2))")],
-        f"{IN_TRAINING}single numbers of a head's output change",
+        f"{IN_TRAINING}a head's output is not the value of the only key allowed",
     ),
     ([("Dropout(dropout)", "Dropout(0.5)")], f"{IN_TRAINING}a weight of 1 becomes 2; it must become 0, or"),
     ([("Dropout(dropout)", "Dropout(1.0 - dropout)")], f"{IN_TRAINING}a weight of 1 becomes 4"),
     (
-        [(DROPPED, f"{SOFT} * (torch.rand(scores.shape) < 0.25) / 0.75 if self.training else {SOFT}")],
+        [(DROPPED, f"({SOFT} * (torch.rand(scores.shape) < 0.25) / 0.75 if self.training else {SOFT})")],
         f"{IN_TRAINING}7",
     ),
     ([(DROPPED, f"(torch.manual_seed(0), {DROPPED})[1]")], f"{IN_TRAINING}two calls drop the same weights"),
-    ([(", dropout=0.0", "")], "without dropout: NameError"),
+    ([(", dropout=0.0", "")], "with dropout=0: TypeError"),
 ]
 
 
@@ -74,7 +77,7 @@ MATRICES = [
     ([], ""),
     ([(", bias=False", "")], "its layers have no bias. Got: w_q.bias, w_k.bias, w_v.bias, w_o.bias"),
     (
-        [("self.dropout = ", "self.norm = torch.nn.LayerNorm(4)\n        self.dropout = ")],
+        [("self.dropout = ", "self.norm = torch.nn.LayerNorm(4); self.dropout = ")],
         "Got: norm.weight, norm.bias",
     ),
     ([(DROPPED, f"torch.nn.functional.dropout({SOFT}, 0.5)")], "two equal calls outside training, without dropout"),
@@ -85,11 +88,8 @@ MATRICES = [
 @pytest.mark.parametrize(("changes", "sentence"), MATRICES)
 def test_the_output_depends_on_the_call_and_the_four_matrices_alone(changes, sentence):
     said = not_the_matrices(made(*changes), "torch")
-    if "w_k" in dict(changes):
-        assert "Got: w_key.weight" in said
-    else:
-        assert sentence in said
-        assert bool(said) == bool(sentence)
+    assert sentence in said
+    assert bool(said) == bool(sentence)
 
 
 @pytest.mark.parametrize("framework", METHODS)

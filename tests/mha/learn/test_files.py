@@ -11,6 +11,7 @@ from mha.learn.exercises import exercise
 from mha.learn.hints import hint
 from mha.learn.judge import judge, judge_all
 from mha.learn.running.dialects import DIALECTS as FRAMEWORKS
+from mha.learn.running.workshop import MORE_TIME
 
 pytestmark = pytest.mark.same_on_newest  # it is about files, and processes that end
 

@@ -197,7 +197,7 @@ CLASSES = [
         "q.shape[-1] ** 0.5",
         "queries.shape[-1] ** 0.5",
         "wrong",
-        "  scale-query-dim: Scores are divided by the root of the",
+        "  scale-query-dim: Scores are divided by",
     ),
     ("~allowed, -torch.inf", "~allowed, 0.0", "wrong", "  fill-zero: Excluded scores become 0"),
     ("flatten(2)", "flatten(1)", "no answer", "(case square-no-bias: B=4 H=3 Lq=7 Lk=7)"),
