@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.learn.bench import distance
+from mha.learn.exercise import NUMPY
 
 LOW = -1e4
 """A number that stands for an excluded key where scores are added to it."""
@@ -72,12 +73,13 @@ PRODUCT = re.compile(r"matmul: .*core dimension 0.*\(size (?P<right>\d+) is diff
 SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
 
 
-def of_error(error: str, sizes: Mapping[str, int]) -> str:
+def of_error(error: str, sizes: Mapping[str, int], dialect: str = NUMPY) -> str:
     """Return words to add to an error message, such as which two axes don't fit; "" if there are none.
 
     Args:
         error: the message of the error.
         sizes: letter of an axis -> its size.
+        dialect: the framework of the file.
 
     >>> of_error("operands could not be broadcast together with shapes (2,3) (7,) ", {"L": 2, "in": 3, "out": 7})
     ": (L, in) and (out) meet, and can't be broadcast: from the last axis on, in (3) meets out (7)"
@@ -102,7 +104,57 @@ def of_error(error: str, sizes: Mapping[str, int]) -> str:
         different = [" meets ".join(map(named, axes)) for axes in pairs if len(axes.keys() - {"1"}) > 1]
         said = f", and can't be broadcast: from the last axis on, {different[0]}" if different else ""
         return f": {meet} meet{said}"
-    return next((f": {words}" for sign, words in ELSEWHERE.items() if re.search(sign, error)), "")
+    if dialect == NUMPY:
+        return next((f": {words}" for sign, words in ELSEWHERE.items() if re.search(sign, error)), "")
+    missing = MISSING.search(error)
+    ways = METHODS.get(dialect, {}).items() if missing else ()
+    return next((f": here it is {way}" for names, way in ways if missing and missing["name"] in names), "")
+
+
+MISSING = re.compile(
+    r"((Tensor|Array|ArrayImpl|Tracer|ndarray)' object|module '[\w.]+') has no attribute '(?P<name>\w+)'"
+)
+
+AXES = ("swapaxes", "transpose", "permute", "movedim", "T", "mT")
+SHAPE = ("reshape", "view", "flatten", "unflatten")
+REPEAT = ("repeat", "repeat_interleave", "repeat_elements")
+FILL = ("masked_fill", "masked_fill_", "where")
+CAST = ("astype", "to", "float", "int", "cast")
+NEW_AXIS = ("unsqueeze", "expand_dims")
+SOFTMAX = ("softmax",)
+
+METHODS: dict[str, dict[tuple[str, ...], str]] = {
+    "torch": {CAST: "x.to(torch.float32)", NEW_AXIS: "x[:, None]", REPEAT: "torch.repeat_interleave(x, number, dim=0)"},
+    "tf": {
+        AXES: "tf.transpose(x, (0, 2, 1, 3)), with the order of all axes; tf.matmul(a, b, transpose_b=True) exchanges "
+        "the last two of b",
+        SHAPE: "tf.reshape(x, shape)",
+        REPEAT: "tf.repeat(x, number, axis=0)",
+        FILL: "tf.where(mask, x, number)",
+        CAST: "tf.cast(x, tf.float32)",
+        NEW_AXIS: "x[:, None]",
+        SOFTMAX: "tf.nn.softmax(x)",
+    },
+    "jax": {
+        AXES: "x.transpose(0, 2, 1, 3), with the order of all axes; x.swapaxes(1, 2) exchanges two",
+        SHAPE: "x.reshape(shape)",
+        REPEAT: "jnp.repeat(x, number, axis=0)",
+        FILL: "jnp.where(mask, x, number)",
+        CAST: "x.astype(jnp.float32)",
+        NEW_AXIS: "x[:, None]",
+        SOFTMAX: "jax.nn.softmax(x)",
+    },
+    "mxnet": {
+        AXES: "x.transpose(0, 2, 1, 3), with the order of all axes; x.swapaxes(1, 2) exchanges two",
+        SHAPE: "x.reshape(shape)",
+        REPEAT: "np.repeat(x, number, axis=0)",
+        FILL: "np.where(mask, x, number)",
+        CAST: 'x.astype("float32")',
+        NEW_AXIS: "x[:, None]",
+        SOFTMAX: "npx.softmax(x)",
+    },
+}
+"""Framework -> names that its arrays or modules lack -> its own way of writing."""
 
 
 ELSEWHERE = {

@@ -76,9 +76,10 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
     line = f"{exercise.name}: {verdict.status}, {verdict.line}"
     if level == 1:
         return Hint(line, 2)
-    second, third = _deeper(exercise, verdict, folder)
+    second, third = _deeper(exercise, verdict, folder, time_limit)
     more = level == 2 and second != third
-    return Hint(f"{line}\n\n{second if level == 2 else third}", 3 if more else DEEPEST)
+    said = second if level == 2 else third
+    return Hint(f"{line}\n\n{said}" if said else line, 3 if more else DEEPEST)
 
 
 def solved(exercise: Exercise, framework: str) -> str:
@@ -91,8 +92,10 @@ def solved(exercise: Exercise, framework: str) -> str:
     return "\n\n\n".join(f"{heading(one)}\n\n\n{answer(one)}" for one in shown)
 
 
-def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, str]:
-    """What the second level says, and the third."""
+def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, time_limit: float) -> tuple[str, str]:
+    """What the second level says, and the third; "" where the verdict says it all."""
+    if isinstance(exercise, LayerExercise) and exercise.alone and (verdict.why or verdict.status == "no answer"):
+        return "", ""
     if isinstance(exercise, CatchExercise):
         return _of_hidden(exercise, folder)
     if verdict.status == "wrong" and isinstance(exercise, StepExercise):
@@ -100,7 +103,7 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
     elif verdict.status == "no answer" and isinstance(exercise, StepExercise):
         third = f"{rules_of(exercise)}\n\n{given_to(exercise, bench(exercise).places[len(verdict.answers)])}"
     elif verdict.status == "wrong" and isinstance(exercise, LayerExercise):
-        third = _of_layer(exercise, verdict, folder)
+        third = _of_layer(exercise, verdict, folder, time_limit)
     else:
         third = verdict.why or rules_of(exercise)
     return "\n".join(line for line in third.splitlines() if not line.startswith((FIX, LOOK_AT))), third
@@ -234,14 +237,15 @@ def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> list[st
 # The others --------------------------------------------------------------------------------------------
 
 
-def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
+def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path, time_limit: float) -> str:
     path = str((folder / exercise.file).resolve())
     try:
-        still = unread(exercise.dialect, path, exercise, verdict.case)
+        still = unread(exercise.dialect, path, exercise, verdict.case, time_limit)
         first = "".join(f"{does_not_depend(one)}\n" for one in still)
-        asked = dict.fromkeys((*exercise.first, verdict.case))  # where the first ones are right, it shows in another
+        shown = (case.id for case in exercise.own if exercise.alone)  # widths of their own tell more mistakes apart
+        asked = dict.fromkeys((*exercise.first, verdict.case, *shown))
         cases = tuple(case.id for case in (*all_cases(), *exercise.own) if case.id in asked)
-        found = diagnosed(exercise.dialect, path, exercise.subject, cases)
+        found = diagnosed(exercise.dialect, path, exercise, cases, time_limit)
     except WorkerDied as death:
         return str(death)
     if isinstance(found, str):
@@ -254,8 +258,8 @@ def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
         if len(one) <= most and not any(foreign(exercise, in_words(exercise, bug.sentence)) for bug in one)
     )
     if not explanations:
-        said = "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
-        return (first or f"{said}\n") + _look_at(exercise)
+        stages = "" if exercise.alone else " Returned in a dict, its stages would say where it begins."
+        return (first or f"No known mistakes give what yours gives.{stages}\n") + _look_at(exercise)
     nearly = "" if is_whole else "This gives what yours gives in nearly all cases that are wrong, and not in all:\n"
     return first + nearly + told(explanations, exercise)
 

@@ -27,8 +27,8 @@ from mha.learn.handout.folder import is_untouched
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import Layered, judged
-from mha.learn.running.workshop import ask, end_process, why_not
-from mha.learn.words import at, described, sizes_in, sizes_of
+from mha.learn.running.workshop import MORE_TIME, ask, end_process, why_not
+from mha.learn.words import at, described, sizes_in, sizes_of, widths_of
 
 TIME_LIMIT = 10.0
 """Seconds that a file may take for all calls of an exercise."""
@@ -83,7 +83,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
         if isinstance(exercise, CatchExercise):
             return _judge_catch(exercise, path, time_limit)
         if isinstance(exercise, LayerExercise):
-            return _judge_layer(exercise, path)
+            return _judge_layer(exercise, path, time_limit)
         if isinstance(exercise, HeadsExercise):
             return _judge_heads(exercise, path, time_limit)
         assert isinstance(exercise, NumbersExercise)
@@ -251,22 +251,26 @@ def _judge_catch(exercise: CatchExercise, path: str, time_limit: float) -> Verdi
     return Verdict(exercise, "right" if is_right else "wrong", line, printed=found.printed)
 
 
-def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
-    found: Layered = judged(exercise.dialect, path, exercise.subject, exercise.name)
+def _judge_layer(exercise: LayerExercise, path: str, time_limit: float) -> Verdict:
+    found: Layered = judged(exercise.dialect, path, exercise.subject, exercise.name, time_limit)
     if found.reason:
         return Verdict(exercise, "no answer", found.reason, printed=found.printed)
+    if found.unkept:
+        return Verdict(exercise, "wrong", found.unkept, printed=found.printed, why=found.unkept)
     result = found.result
     if result is None:
         left = f"; {found.unsupported} cases ask for things that this exercise leaves out" if found.unsupported else ""
         return Verdict(exercise, "right", f"equal to the reference in {found.right} cases{left}", printed=found.printed)
     case = next((case for case in (*all_cases(), *exercise.own) if case.id == result.case), None)
     problem = None if case is None else case.build()
-    where = f"(case {result.case}{f': {described(problem)}' if problem else ''})"
+    of_widths = f", {widths_of(problem)}" if problem and exercise.alone and widths_of(problem) else ""
+    where = f"(case {result.case}{f': {described(problem)}{of_widths}' if problem else ''})"
     if result.status == "different":
         line = f"{result.mismatches[0].message} {where}"
         return Verdict(exercise, "wrong", line, printed=found.printed, case=result.case)
     to_do = "NotImplementedError" in (result.message or "")
-    why = of_error(result.message or "", sizes_in(problem)) if problem else ""
+    late = MORE_TIME if (result.message or "").startswith("no answer within") else ""
+    why = late or (of_error(result.message or "", sizes_in(problem), exercise.dialect) if problem else "")
     line = f"{exercise.subject} is still to be written" if to_do else f"{result.message}{why} {where}"
     return Verdict(exercise, "to do" if to_do else "no answer", line, printed=found.printed)
 

@@ -87,6 +87,13 @@ def described(problem: Problem) -> str:
     return ", ".join(parts)
 
 
+def widths_of(problem: Problem) -> str:
+    """Return the widths of inputs of their own, such as "Dq=13 Dk=17 Dv=19 num_hiddens=12"; "" if all are one width."""
+    config = problem.config
+    named = {"Dq": config.query_dim, "Dk": config.key_dim, "Dv": config.value_dim, "num_hiddens": config.embed_dim}
+    return "" if len({*named.values()}) == 1 else " ".join(f"{name}={size}" for name, size in named.items())
+
+
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
     """Return a name for each axis of a value: its letter in `about` or, without one, its number as str."""
     found = re.search(r"\(([^()]*)\)", value.about)

@@ -11,7 +11,17 @@ from mha.cli.ending import Program
 from mha.cli.learning.learners import FOLDER, ONLY, TIME_LIMIT, check, class_, end, go_on
 
 FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
-FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
+OTHER_NAMES = {"pytorch": "torch", "tensorflow": "tf", "keras": "tf", "flax": "jax", "gluon": "mxnet"}
+
+
+class Framework(click.Choice[str]):
+    """A choice of a framework, which takes its other names too."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(OTHER_NAMES.get(value, value), param, ctx)
+
+
+FRAMEWORK = click.option("--framework", type=Framework(FRAMEWORKS), default="numpy", show_default=True)
 
 
 @click.group(cls=Program, invoke_without_command=True)
@@ -48,7 +58,7 @@ def _what_next(folder: Path, only: tuple[str, ...]) -> None:
 @click.option(
     "--framework",
     "frameworks",
-    type=click.Choice(FRAMEWORKS),
+    type=Framework(FRAMEWORKS),
     multiple=True,
     help="Translations into this framework (repeatable); into NumPy by default.",
 )

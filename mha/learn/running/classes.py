@@ -17,7 +17,11 @@ from mha_core.weights import Weights
 PARAMETERS = {"w_q": "q_proj.weight", "w_k": "k_proj.weight", "w_v": "v_proj.weight", "w_o": "out_proj.weight"}
 """Layer in the class -> the matrix (out, in) that it gets."""
 
-NEEDED = f"MultiHeadAttention must have the layers {', '.join(PARAMETERS)}"
+NAME = "MultiHeadAttention"
+
+NEEDED = f"{NAME} must have the layers {', '.join(PARAMETERS)}"
+
+NOT_CALLED = "the layer {} is never called"
 
 CAPABILITIES = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)
 """What the class is asked: any widths of the inputs, and lengths."""
@@ -34,7 +38,7 @@ class ClassSubject:
     made: Callable[..., Any]
     dialect: str
 
-    name = "MultiHeadAttention"
+    name = NAME
     dtypes = ("float32",)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
@@ -56,7 +60,7 @@ class ClassSubject:
         def run(inputs: AttentionInputs) -> NDArray:
             arrays = inputs.queries, inputs.keys, inputs.values, _lengths(config, inputs)
             tensors = [given(self.dialect, array) for array in arrays]
-            answer: NDArray = taken(self.dialect, CALLS[self.dialect](layer, matrices, tensors))
+            answer: NDArray = taken(self.dialect, CALLS[self.dialect](layer, matrices, tensors, 0))
             return answer
 
         return run
@@ -82,44 +86,58 @@ def _layers(layer: Any) -> dict[str, Any]:
     return {name: getattr(layer, name) for name in PARAMETERS}
 
 
-def _torch(layer: Any, matrices: dict[str, NDArray], tensors: list[Any]) -> Any:
+def _torch(layer: Any, matrices: dict[str, NDArray], tensors: list[Any], training: int) -> Any:
     torch = importlib.import_module("torch")
     layer.eval()
     with torch.no_grad():
         layer(*tensors)  # now lazy layers know their sizes
         for name, linear in _layers(layer).items():
+            if torch.nn.parameter.is_lazy(linear.weight):
+                raise SpecError(NOT_CALLED.format(name))
             linear.weight.copy_(torch.from_numpy(matrices[name]))
+        layer.train(bool(training))
         return layer(*tensors)
 
 
-def _tf(layer: Any, matrices: dict[str, NDArray], tensors: list[Any]) -> Any:
+def _tf(layer: Any, matrices: dict[str, NDArray], tensors: list[Any], training: int) -> Any:
     layer(*tensors)
     for name, dense in _layers(layer).items():
+        if not dense.built:
+            raise SpecError(NOT_CALLED.format(name))
         dense.kernel.assign(matrices[name].T)
-    return layer(*tensors)
+    return layer(*tensors, training=True) if training else layer(*tensors)
 
 
-def _jax(layer: Any, matrices: dict[str, NDArray], tensors: list[Any]) -> Any:
+def _jax(layer: Any, matrices: dict[str, NDArray], tensors: list[Any], training: int) -> Any:
     jax = importlib.import_module("jax")
     variables = layer.init(jax.random.key(0), *tensors)
     held = set(variables.get("params", {}))
     if held != set(PARAMETERS):
         raise SpecError(f"{NEEDED}. Got {', '.join(sorted(held))}.")
-    return layer.apply({"params": {name: {"kernel": matrix.T} for name, matrix in matrices.items()}}, *tensors)
+    variables = {"params": {name: {"kernel": matrix.T} for name, matrix in matrices.items()}}
+    if training:
+        return layer.apply(variables, *tensors, training=True, rngs={"dropout": jax.random.key(training)})
+    return layer.apply(variables, *tensors)
 
 
-def _mxnet(layer: Any, matrices: dict[str, NDArray], tensors: list[Any]) -> Any:
+def _mxnet(layer: Any, matrices: dict[str, NDArray], tensors: list[Any], training: int) -> Any:
     layer.initialize(force_reinit=True)
     layer(*tensors)
     for name, dense in _layers(layer).items():
         dense.weight.set_data(given("mxnet", matrices[name]))
+    if training:
+        with importlib.import_module("mxnet").autograd.record():
+            return layer(*tensors)
     return layer(*tensors)
 
 
-CALLS: dict[str, Callable[[Any, dict[str, NDArray], list[Any]], Any]] = {
+CALLS: dict[str, Callable[[Any, dict[str, NDArray], list[Any], int], Any]] = {
     "torch": _torch,
     "tf": _tf,
     "jax": _jax,
     "mxnet": _mxnet,
 }
-"""Framework -> (layer, matrices, [queries, keys, values, lengths]) -> the output. A first call tells the widths."""
+"""Framework -> (layer, matrices, [queries, keys, values, lengths], training) -> the output.
+
+A first call tells the widths. `training`: 0, or the number of a call in training.
+"""

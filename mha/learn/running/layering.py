@@ -26,9 +26,13 @@ from conformance.workers.described import RemoteSubject
 from conformance.workers.execute import call
 from conformance.workers.interpreters import Settings
 from conformance.zoo.bug import Bug
+from conformance.zoo.registry import all_bugs
+from conformance.zoo.registry import select as select_bugs
 from mha.learn.exercise import NUMPY, LayerExercise
 from mha.learn.exercises import all_exercises, exercise
 from mha.learn.running.attempt import Beginning, Unfit, captured, found
+from mha.learn.running.classes import ClassSubject
+from mha.learn.running.promises import PROMISES
 from mha.learn.running.workshop import ask, home
 from mha.learn.tracks.own import OF_LAYERS
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
@@ -57,6 +61,7 @@ class Layered:
         unsupported: how many cases the layer can't express.
         reason: why the layer can't be run at all, in one line; "" if it can.
         printed: the beginning of what the file printed.
+        unkept: a sentence on what a class does not keep beside its numbers; "" if it keeps all.
     """
 
     result: Result | None = None
@@ -64,9 +69,10 @@ class Layered:
     unsupported: int = 0
     reason: str = ""
     printed: str = ""
+    unkept: str = ""
 
 
-def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
+def judged(dialect: str, path: str, subject: str, name: str, seconds: float = SECONDS) -> Layered:
     """Return the verdict on a learner's layer. Its cases run in the order of `cases_of`, up to the first that fails.
 
     Args:
@@ -74,50 +80,57 @@ def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
         path: the learner's file.
         subject: the name of the layer in that file.
         name: the name of the exercise.
+        seconds: how long one case may take.
     """
-    reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
+    reason, printed = ask(dialect, 30.0 * seconds, prepared, path, subject, dtype_of(dialect), seconds)
     if reason:
         return Layered(reason=reason, printed=printed)
-    layered: Layered = _worked(_judged, dialect, path, subject, name)
-    return replace(layered, printed=ask(dialect, SECONDS, printed_by, path))
+    unkept = ask(dialect, seconds, unkept_by, path, "parameters")
+    layered: Layered = Layered() if unkept else _worked(_judged, dialect, path, subject, name, seconds=seconds)
+    if layered.result is None and not unkept:
+        unkept = ask(dialect, seconds, unkept_by, path, "dropout")
+    return replace(layered, printed=ask(dialect, seconds, printed_by, path), unkept=unkept)
 
 
 Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 """Whether every case is explained, or nearly all that are wrong; and the bugs of each explanation."""
 
 
-def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
+def diagnosed(
+    dialect: str, path: str, exercise: LayerExercise, cases: tuple[str, ...], seconds: float = SECONDS
+) -> Explained | str:
     """Return the bugs by which `mha diagnose` explains a layer's answers to these cases, or why the layer can't run."""
-    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject, dtype_of(dialect))
+    reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return str(reason)
     try:
-        found: Explained = _worked(explained, dialect, path, subject, cases)
+        found: Explained = _worked(explained, dialect, path, exercise.subject, cases, exercise.alone, seconds=seconds)
     except SpecError as error:
         return shown(str(error), 300)
     return found
 
 
-def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *arguments: Any) -> Any:
+def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *arguments: Any, seconds: float) -> Any:
     """Return the result of some work on a prepared layer, done in a process of ours."""
     if in_time.IS_ALONE:
         return work(layer_of(path), *arguments)
-    return call(Settings(), work, _remote(dialect, path, subject), *arguments)
+    return call(Settings(), work, _remote(dialect, path, subject, seconds), *arguments)
 
 
-def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple[str, ...]:
+def unread(dialect: str, path: str, exercise: LayerExercise, case: str, seconds: float = SECONDS) -> tuple[str, ...]:
     """Return the names of inputs, masks and parameters without effect on a layer's output in its first cases."""
-    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, exercise.subject, dtype_of(dialect))
+    reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return ()
     try:
-        names: tuple[str, ...] = _worked(_unread, dialect, path, exercise.subject, exercise.name, case)
+        arguments = (exercise.subject, exercise.name, case)
+        names: tuple[str, ...] = _worked(_unread, dialect, path, *arguments, seconds=seconds)
     except (SpecError, SubjectFailed, CannotExpress):
         return ()
     return names
 
 
-def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
+def _remote(dialect: str, path: str, subject: str, seconds: float) -> RemoteSubject:
     spec = f"{Path(path).stem}:{subject}"
     return RemoteSubject(
         spec=spec,
@@ -127,7 +140,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
         precision=Precision.of(dtype_of(dialect)),
         selector=f"--subject {spec}",
         origin=spec,
-        limit=SECONDS,
+        limit=seconds,
         source=(f"{__name__}:{layer_of.__qualname__}", path),
         place=home(dialect).name,
     )
@@ -225,9 +238,10 @@ def _own_cases() -> tuple[Case, ...]:
     return tuple({case.id: case for case in own}.values())
 
 
-def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) -> Explained:
+def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...], keeps_padding: bool = False) -> Explained:
     """Return the bugs that explain a layer's answers to these cases: frequent mistakes in layers, else any bugs.
 
+    `keeps_padding`: whether a right layer too may compute with rows of padding, which reach the output through a bug.
     The returned bugs lack their functions, since these can't be sent to another process.
     """
     from conformance.diagnosis.diagnose import diagnose  # much to load, which a verdict does without
@@ -236,9 +250,18 @@ def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...]) ->
     found = diagnose(subject, asked, bugs=OF_LAYERS)
     if not found.explanations:
         found = diagnose(subject, asked)
+    if keeps_padding and not found.explanations:
+        beside = diagnose(subject, asked, bugs=_with_padding())
+        found = beside if beside.explanations else found
     explanations = found.explanations or found.partly
     sent = {bug: replace(bug, forward={}, backward={}) for one in explanations for bug in one.bugs}
     return bool(found.explanations), tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)
+
+
+def _with_padding() -> list[Bug]:
+    """Each bug in a layer that computes with rows of padding as they are."""
+    kept = select_bugs(("padding-not-zeroed",))[0]
+    return [replace(bug, forward={**kept.forward, **bug.forward}) for bug in all_bugs() if bug.forward]
 
 
 # In the process of the framework -------------------------------------------------------------------------
@@ -270,12 +293,12 @@ _layers: dict[str, LoadedSubject] = {}
 """Path -> the subject of the file, as it was when it was last prepared."""
 
 
-def prepared(path: str, subject: str, dtype: str) -> tuple[str, str]:
+def prepared(path: str, subject: str, dtype: str, seconds: float = SECONDS) -> tuple[str, str]:
     """Import the file anew; return (why that failed, in one line, or "" if it did not; what the file printed)."""
     held = Beginning()
     with captured(held):
         try:
-            loaded = _loaded(path, subject, dtype)
+            loaded = _loaded(path, subject, dtype, seconds)
         except (SpecError, Unfit) as error:
             return shown(str(error), 300), held.getvalue()
     _layers[path] = replace(loaded, original=_Quiet(loaded.original, held))
@@ -299,7 +322,16 @@ def printed_by(path: str) -> str:
     return quiet.held.getvalue()
 
 
-def _loaded(path: str, subject: str, dtype: str) -> LoadedSubject:
+def unkept_by(path: str, promise: str) -> str:
+    """Return how the class in a file breaks one of `PROMISES`; "" if it does not, or is no class of a framework."""
+    quiet: _Quiet = _layers[path].original
+    if not isinstance(quiet.subject, ClassSubject):
+        return ""
+    with captured(quiet.held):
+        return PROMISES[promise](type(quiet.subject).made, quiet.subject.dialect)
+
+
+def _loaded(path: str, subject: str, dtype: str, seconds: float) -> LoadedSubject:
     """The subject of a file, imported anew."""
     found(path, subject)  # words for a file that is empty, or can't be imported
     file = Path(path)
@@ -310,6 +342,6 @@ def _loaded(path: str, subject: str, dtype: str) -> LoadedSubject:
     sys.path.insert(0, str(file.parent))
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
-        return load_subject(f"{file.stem}:{subject}", dtype, time_limit=SECONDS)
+        return load_subject(f"{file.stem}:{subject}", dtype, time_limit=seconds)
     finally:
         sys.dont_write_bytecode = bytecode

@@ -19,6 +19,12 @@ IMPORT_SECONDS = 180.0
 """Seconds that importing a framework may take."""
 
 
+TOO_LONG = ": an endless loop, or far too much work"
+
+MORE_TIME = f"{TOO_LONG}; a busy machine needs --time-limit 60"
+"""What is said of a file that took too long, where its time can be chosen."""
+
+
 def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of `function(*arguments)`, called in a process that has imported a framework.
 
@@ -32,13 +38,13 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
         return _called(dialect, seconds, function, *arguments)
     except WorkerDied as death:
         if isinstance(death, TooLong):
-            raise TooLong(too_long(seconds)) from death
+            raise TooLong(f"no answer within {seconds:g} s{MORE_TIME}") from death
         raise
 
 
 def too_long(seconds: float) -> str:
-    """Return the sentence on a file that took longer than `seconds`."""
-    return f"no answer within {seconds:g} s: an endless loop, or far too much work"
+    """Return the sentence on a file that took longer than `seconds`, which nobody can choose."""
+    return f"no answer within {seconds:g} s{TOO_LONG}"
 
 
 def end_process(dialect: str) -> None:

@@ -62,6 +62,9 @@ class Subject(ClassSubject):
 """
 
 
+WIDTHS = {**dict.fromkeys(BEGINNINGS, "the first call"), "jax": "the arrays that `init` gets"}
+"""Framework -> from what a layer learns the width of its inputs."""
+
 WHY = "the sizes that d2l.ai's class has"
 
 
@@ -69,10 +72,18 @@ def _case(id: str, catches: str, width: int, num_heads: int, **settings: object)
     return case(id, catches, AttentionConfig(width, num_heads), same_sizes=WHY, trivial_mask=WHY, **settings)
 
 
+def _with_widths(id: str, catches: str, widths: tuple[int, int, int], **settings: object) -> Case:
+    """A case whose queries, keys and values have widths of their own."""
+    names = ("query_dim", "key_dim", "value_dim")
+    return _case(id, catches, 12, 3, query_len=5, key_len=7, **dict(zip(names, widths, strict=True)), **settings)
+
+
 OWN = (
     _case("class-of-the-chapter", "a wrong shape", 100, 5, query_len=4, key_len=6, valid_lens=[3, 2]),
     _case("class-without-padding", "lengths that reach the end", 12, 3, query_len=5, key_len=7, valid_lens=[7, 7]),
     _case("class-of-one-head", "heads where there is one", 8, 1, query_len=3, key_len=5, valid_lens=[5, 1]),
+    _with_widths("class-of-wider-inputs", "widths that are no num_hiddens", (13, 17, 19), valid_lens=[7, 2]),
+    _with_widths("class-of-narrower-inputs", "scores scaled by the width of the inputs", (11, 7, 5), valid_lens=[3, 6]),
     _case(
         "class-of-three-items",
         "lengths that are tiled",
@@ -107,7 +118,8 @@ def into(framework: str) -> tuple[LayerExercise, ...]:
             task="Write the class of lesson 8: MultiHeadAttention(num_hiddens, num_heads, dropout) makes a layer, and "
             "calling it (in Flax, by `apply`) with (queries, keys, values, valid_lens) gives the output. Its four "
             "layers, w_q, w_k, w_v and w_o, are num_hiddens wide, have no bias, and learn the width of their inputs "
-            "from the first call. The judge puts its own matrices into them.",
+            f"from {WIDTHS[framework]}. Dropout acts on the attention weights, in training alone. The judge puts its "
+            "own matrices into the layers.",
             rules=("excluded-keys",),
             subject="Subject",
             first=("square-no-bias",),

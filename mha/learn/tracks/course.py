@@ -158,7 +158,7 @@ ROWS = {
     "decoding-step": Row(
         3, 20, "With a cache, a step is the layer on one query; the positions go on where the past ends."
     ),
-    "class": Row(2, 15, "A class makes its matrices at the first call, and computes the same in each framework."),
+    "class": Row(2, 15, "A class makes its matrices at the first call (in Flax, `init` makes them)."),
     # experiment
     "weights-by-angle": Row(
         1,

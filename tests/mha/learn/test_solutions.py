@@ -193,6 +193,13 @@ CLASSES = [
         "lens-of-first-item: Every item gets the length of it",
     ),
     ("w_k", "w_key", "no answer", "MultiHeadAttention must have the layers w_q, w_k, w_v, w_o. Missing: w_k."),
+    (
+        "q.shape[-1] ** 0.5",
+        "queries.shape[-1] ** 0.5",
+        "wrong",
+        "  scale-query-dim: Scores are divided by",
+    ),
+    ("~allowed, -torch.inf", "~allowed, 0.0", "wrong", "  fill-zero: Excluded scores become 0"),
     ("flatten(2)", "flatten(1)", "no answer", "(case square-no-bias: B=4 H=3 Lq=7 Lk=7)"),
 ]
 
@@ -214,7 +221,7 @@ def test_a_layer_that_was_asked_nothing_is_not_right():
     """Whoever changes what stands below the class: cases of the exercise must be answered."""
     one = exercise("class-in-torch")
     assert cases_of(one) == (*one.first, *one.own)
-    assert len(cases_of(one)) == 5
+    assert len(cases_of(one)) == 7
 
 
 PLACED = "It would be right with {} in place of {}."
