@@ -199,7 +199,7 @@ CLASSES = [
         "wrong",
         "  scale-query-dim: Scores are divided by",
     ),
-    ("~allowed, -torch.inf", "~allowed, 0.0", "wrong", "  fill-zero: Excluded scores become 0"),
+    ("~allowed, -torch.inf", "~allowed, 0.0", "wrong", "  fill-zero: Masked scores become 0"),
     ("flatten(2)", "flatten(1)", "no answer", "(case square-no-bias: B=4 H=3 Lq=7 Lk=7)"),
 ]
 
