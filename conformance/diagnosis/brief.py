@@ -149,11 +149,11 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
         return HEED
     there = diagnosis.located
     is_rounded = there is not None and ROUNDED in "".join(there.seen)
-    told = there.look if there is not None and there.stage == stage else ""
+    look = there.look if there is not None and there.stage == stage else ""
     of_past = JOIN * (stage in ("keys", "values"))
     of_calls = {NAMED["past"]: of_past, BIASED: OF_BIAS.format(stage), NAMED["bias"]: CAST * is_rounded}
-    told = told or of_calls.get(diagnosis.alone, "") or f"{DONE_AT.get(stage, 'that')}{alone}"
-    done = ADDITIVE if "score 'additive'" in alone else told
+    done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
+    done = ADDITIVE if "score 'additive'" in alone else done
     return "" if is_shown else NEXT.format(done)
 
 
@@ -417,17 +417,15 @@ def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
 
 
-EXTREMITIES = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
+SORTS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
     """Return a list with one line on the failing cases that the likely cause does not explain; [] if there are none."""
     told = () if diagnosis.explanations or diagnosis.nans else diagnosis.partly
     left = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
-    kinds = [[miss.case for miss in left if miss.extremity == extremity] for extremity in range(len(EXTREMITIES))]
-    each = [
-        f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, EXTREMITIES, strict=True) if ids
-    ]
+    kinds = [[miss.case for miss in left if miss.extremity == extremity] for extremity in range(len(SORTS))]
+    each = [f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, SORTS, strict=True) if ids]
     return [f"Not explained: {'; '.join(each)}."] if each else []
 
 

@@ -403,8 +403,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         shown = [(one.arrays[stage], one.wanted.trace.arrays()[stage]) for one in observations if stage in one.arrays]
         if located is not None and (dtype := stored_in(shown, subject.dtype)) is not None:
             located = replace(located, seen=(f"  {STORED_IN.format(dtype)}",))
-        alone = _only(found.measured, failing) or found.alone
-        yield (found := replace(found, located=located, alone=alone))
+        found = replace(found, located=located, alone=_only(found.measured, failing) or found.alone)
+        yield found
         if found.remarks:
             return
     yield _nearly(found, search, [*zoo, *larger] if search.only_large else zoo, progress)
