@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from conformance.diagnosis.diagnose import ALL_NAN, STORED_IN, Diagnosis
+from conformance.diagnosis.diagnose import ALL_NAN, BIASED, STORED_IN, Diagnosis
 from conformance.judging.compare import Mismatch
 from conformance.judging.distance import worst
 from conformance.judging.expected import CHANGES
+from conformance.kinds.change import KINDS, NAMED, Setting
 from conformance.kinds.made import FINITE, is_measured
+from conformance.kinds.oddities import ROUNDED
 from conformance.measure.search import Measured, ProbeResult
 from conformance.reports.brief import DETAIL, FIRST, MADE, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
@@ -34,6 +36,9 @@ NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of 
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return them in a dict: {', '.join(STAGES)}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
+JOIN = "the join of past and new keys and values: its order, axis and lengths"
+OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
+CAST = "a cast (to bfloat16 or float16) of the additive bias, or of its sum with the scores"
 OR_WITH = " or with "  # between several kinds of calls that alone are wrong
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
@@ -143,8 +148,12 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     if OR_WITH in alone and not is_shown:
         return HEED
     there = diagnosis.located
-    done = (there.look if there is not None and there.stage == stage else "") or DONE_AT.get(stage, "that")
-    done = ADDITIVE if "score 'additive'" in alone else f"{done}{alone}"
+    is_rounded = there is not None and ROUNDED in "".join(there.seen)
+    look = there.look if there is not None and there.stage == stage else ""
+    of_past = JOIN * (stage in ("keys", "values"))
+    of_calls = {NAMED["past"]: of_past, BIASED: OF_BIAS.format(stage), NAMED["bias"]: CAST * is_rounded}
+    done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
+    done = ADDITIVE if "score 'additive'" in alone else done
     return "" if is_shown else NEXT.format(done)
 
 
@@ -334,6 +343,10 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:
         return [f"It is right in the cases {listed(diagnosis.passing, CASES_SHOWN)}."]
+    wrong = [Setting.of(one) for row in rows for one in row.differing]
+    kinds = [one for one in KINDS if one.words == diagnosis.alone and all(map(one.holds, wrong))]
+    if "calls with " in diagnosis.alone and (kinds or diagnosis.alone == BIASED):
+        return [f"Still right: all {diagnosis.alone.replace('with', 'without', 1)}."]
     right = [f" Still right: calls with {row.probe.says}" for row in rows[:first] if row.asked]
     return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]
 
@@ -404,15 +417,15 @@ def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
 
 
-KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
+SORTS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
     """Return a list with one line on the failing cases that the likely cause does not explain; [] if there are none."""
     told = () if diagnosis.explanations or diagnosis.nans else diagnosis.partly
     left = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
-    kinds = [[miss.case for miss in left if miss.extremity == extremity] for extremity in range(len(KINDS))]
-    each = [f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, KINDS, strict=True) if ids]
+    kinds = [[miss.case for miss in left if miss.extremity == extremity] for extremity in range(len(SORTS))]
+    each = [f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, SORTS, strict=True) if ids]
     return [f"Not explained: {'; '.join(each)}."] if each else []
 
 

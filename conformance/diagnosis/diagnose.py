@@ -22,6 +22,7 @@ from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis,
 from conformance.diagnosis.observations import Observation, Runs, observe, shown_stages
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import nan_weights
+from conformance.kinds.change import NAMED as CALLS
 from conformance.kinds.change import Setting, extras_of, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, usual, with_padding_zeroed
 from conformance.kinds.oddities import overlooks_scale
@@ -43,6 +44,7 @@ from mha_core.parts import PARTS
 # A sentence in the place of a cause: whatever gives NaN would explain it.
 ALL_NAN = "Every number of every output is NaN or infinite."
 STORED_IN = "All its numbers are numbers of {0}: it is computed in {0}, or rounded to it."
+BIASED, OF_BIASES = "calls with biases in the projections", ("output-bias", "value-bias", "query-bias", "key-bias")
 # Stage -> stages that are wrong where it is; their right numbers acquit it.
 LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
@@ -401,10 +403,21 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         shown = [(one.arrays[stage], one.wanted.trace.arrays()[stage]) for one in observations if stage in one.arrays]
         if located is not None and (dtype := stored_in(shown, subject.dtype)) is not None:
             located = replace(located, seen=(f"  {STORED_IN.format(dtype)}",))
-        yield (found := replace(found, located=located))
+        found = replace(found, located=located, alone=_only(found.measured, failing) or found.alone)
+        yield found
         if found.remarks:
             return
     yield _nearly(found, search, [*zoo, *larger] if search.only_large else zoo, progress)
+
+
+def _only(measured: Measured, failing: Iterable[Problem]) -> str:
+    """Return the calls with biases, in words, if the first row that differs is for these, and all that differs has."""
+    row = "" if measured.first is None else measured.first.probe.id
+    wrong = (*failing, *(one for outcome in measured.outcomes for one in outcome.differing))
+    if row == "score-bias":
+        return CALLS["bias"] * all("bias" in Setting.of(one).has for one in wrong)
+    biases = ([array for name, array in one.weights.items() if name.endswith(".bias")] for one in wrong)
+    return BIASED * (row in OF_BIASES and all(any(array.any() for array in some) for some in biases))
 
 
 def _output_of(model: Model, variants: Variants, problem: Problem) -> NDArray | None:

@@ -117,6 +117,8 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
     if stage == "weights":
         if (shares := mix_of(weights, right)) is not None and is_of_several(shares):
             yield MIXED
+        elif picked(weights, right) is not None:
+            yield PICKED
         elif own := _of_own(read, problem):
             yield own
         elif found := more_than_both(read, problem):
@@ -164,6 +166,13 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         yield _of_both(read, problem, scores, right_scores, "keys" if stage == "keys" else "queries")
 
 
+def picked(weights: NDArray, right: NDArray) -> NDArray | None:
+    """Return which queries (B, H, Lq) have one weight for all keys, where the others have the right ones; else None."""
+    off = np.abs(weights - right).max(axis=-1) > NEAR
+    some_of_a_head = (off.any(axis=2) & ~off.all(axis=2)).any()
+    return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
+
+
 def _of_own(read: Read, problem: Problem) -> Told | None:
     """Return what is seen of weights that queries make with other queries; None if they do not."""
     without = changed(problem, keys=0.0 * problem.inputs.keys)
@@ -183,6 +192,10 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
 
 _SOFTMAX = "what stands in the softmax for exp, and what each row is divided by"
 MIX = "what mixes heads behind the softmax, such as a matrix or a mean over heads"
+PICKED: Told = (
+    "Some queries have one weight for all keys, and the others the right weights.",
+    "code that picks queries (top-k, sparse attention), and what it gives the rest",
+)
 MIXED: Told = f"The weights of each head are {OF_SEVERAL}", MIX
 _ADDED = "what is added (a bias, a position, a learned vector) to the"
 

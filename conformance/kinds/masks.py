@@ -106,6 +106,12 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
 }
 """Rules of a window: which keys it lets in, of the queries' positions q, the keys' k, and its sides (or infinity)."""
 
+LEADS = {
+    " or j = 0": "A window (left, right) also lets in key 0:",
+    " is even": "Of a window (left, right) every other key is left out:",
+}
+"""The end of a rule of a window -> what it adds, which is said first."""
+
 LENGTHS: Mapping[str, Term] = {
     "offset + i < valid_len, by the query's position": lambda s: position(s) < _lens(s),
     "i < valid_len, by the query's position": lambda s: query_number(s) < _lens(s),
@@ -156,8 +162,8 @@ def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
 
 
 ALL = "Let a query attend to every key that all sources of the mask let in, and to no other."
-SEES = "Let query i see key j where j <= query_offset + i."
-WITHIN = "Let query i see key j where -left <= j - (query_offset + i) <= right."
+SEES = "Let query i see key j where j <= offset + i (offset: query_offset)."
+WITHIN = "Let query i see key j where offset + i - left <= j <= offset + i + right (offset: query_offset)."
 VALID = "Let key j in where j < valid_len."
 EMPTY = "Give a row without an allowed key the weights 0."
 
@@ -168,7 +174,9 @@ def rules_of_sources() -> Iterator[Bug]:
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}{STANDS.get(q, '')}."
         yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
     for (k, q), (words, within) in product(POSITIONS, WINDOWS.items()):
-        said = f"In a window (left, right), query i sees key j where {words.format(q=q, k=k)}."
+        where = words.format(q=q, k=k)
+        lead = next((lead for end, lead in LEADS.items() if where.endswith(end)), "In a window (left, right),")
+        said = f"{lead} query i sees key j where {where}."
         yield _of_keys(said, partial(_window, KEYS[k], QUERIES[q], within), np.logical_and, "window", WITHIN)
     for words, rule in LENGTHS.items():
         yield _of_keys(f"valid_lens let key j in where {words}.", rule, np.logical_and, "valid_lens", VALID)

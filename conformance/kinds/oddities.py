@@ -16,6 +16,7 @@ TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
 of those that are wrong are said."""
 TIMES = "the right one times"
 OF_SEVERAL = "sums of the right ones of several heads."
+ROUNDED = "as where numbers are rounded"
 OTHER_SCALE = 0.3
 NEAR = 1e-6  # relative differences up to which what is read of an answer is equal
 
@@ -161,7 +162,7 @@ def size(output: NDArray, right: NDArray) -> Iterator[str]:
     """Yield a line with max |output - right| / max |right|, if this ratio is small."""
     off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
     if off <= LITTLE_OFF:
-        yield f"The output {{}} is off by at most {off:.1g} of its largest number: as where numbers are rounded."
+        yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}."
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:

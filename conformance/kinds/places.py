@@ -28,6 +28,7 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
 
 
 OF_SCALE = "Multiply scores by the given scale, or by 1 / sqrt(head_dim) without one."
+OF_CAP = "Use the given softcap itself as c{}."
 ARE, IS = "{} are {}.", "{} is {}."
 
 
@@ -86,8 +87,9 @@ def fault(place: Place, change: Change) -> Bug:
 
     sentence = place.says.format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
-    fix = OF_SCALE if place.id == "scale" else change.fix
-    return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
+    in_base_2 = change.words.endswith((" ln 2", " log2 e"))
+    of_numbers = {"scale": OF_SCALE, "softcap": OF_CAP.format(", and turn scores to base 2 after it" * in_base_2)}
+    return bug_of(slug, sentence[0].upper() + sentence[1:], of_numbers.get(place.id, change.fix), {place.step: changed})
 
 
 OF_PROJECTIONS = "the projected "
@@ -181,7 +183,14 @@ PLACES: Mapping[str, Place] = {
         Place("scores", "scores and their additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias as they are added", SCORED, "scores", _bias, _with_bias, -1),
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
-        Place("softcap", "the softcap", _ONE, "capped", *_number("softcap", lambda config: config.softcap), says=IS),
+        Place(
+            "softcap",
+            "the cap c of c * tanh(score / c)",
+            _ONE,
+            "capped",
+            *_number("softcap", lambda config: config.softcap),
+            says=IS,
+        ),
         Place("similarity", "scores", SCORED, gauge=-1),
         *(
             Place(name, words, SCORED, "similarity", get, lambda state, beneath, array: array, -1, OF_PRODUCTS)

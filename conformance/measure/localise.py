@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
-from conformance.kinds.dependence import logs, of_mixed_values, with_other
+from conformance.kinds.dependence import logs, of_mixed_values, picked, with_other
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.oddities import (
     NEAR,
@@ -307,6 +307,9 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
         return "scores"
     is_full = bool(there.all())
+    rows = picked(weights, own) if is_full else None
+    if rows is not None and not (are_alike(rows * 1.0, (0, 1)) and _are_pairwise(evidence, problem, weights)):
+        return "weights"  # the others of a head are right: no projection of queries does that
     if is_full and weights.shape[3] > d + 2 and rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)

@@ -117,7 +117,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("dropout-rate", "a rate of dropout outside training.", p.with_dropout(1, training=False), "heads", SUMS),
     Probe("dropout", "dropout that is given as a mask.", p.with_dropout(1, 3), "heads", f"dropout {SUMS}"),
     Probe("dropout-masks", "dropout beside an attention mask.", p.masked_dropout, "weights", IN_CALLS),
-    Probe("past-values", "a cache, one allowed key per query.", p.own_keys, "", "past_values projected_values values"),
+    Probe("past-values", "a cache; each query sees one key.", p.own_keys, "", "past_values projected_values values"),
     Probe("past", "a cache of past keys and values.", p.pasts, "", f"past_keys keys {IN_CALLS}"),
     Probe("past-masks", "a cache and a mask.", p.masked_pasts, "weights", IN_CALLS),
     Probe("past-scores", "a cache beside a bias, softcap or scale.", p.scored_pasts, "scores", "bias capped scores"),

@@ -85,12 +85,12 @@ SCALE = (
     ),
     _row(
         "scale-num-heads",
-        "Scores are divided by the root of the number of heads.",
+        "Scores are divided by the root of the number of heads, not of head_dim.",
         scaled(lambda s: s.config.num_heads**-0.5),
     ),
     _row(
         "scale-key-length",
-        "Scores are divided by the root of the number of keys.",
+        "Scores are divided by the root of the number of keys, not of head_dim.",
         scaled(lambda s: max(s.sizes.key_len, 1) ** -0.5),
     ),
     _row(

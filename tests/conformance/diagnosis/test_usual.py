@@ -9,7 +9,7 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
-from conformance.diagnosis.diagnose import STORED_IN, Diagnosis, diagnose
+from conformance.diagnosis.diagnose import BIASED, STORED_IN, Diagnosis, diagnose
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import EXCLUDED
 from conformance.kinds.made import ADDED, FINITE, PADDING, SENTENCE
@@ -22,6 +22,7 @@ from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from mha_core.dtypes import round_to
+from tests.conformance.measure.wrong import OutputAlone, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -326,3 +327,31 @@ def test_what_is_wrong_for_huge_scores_besides_is_right_in_every_ordinary_case()
     assert ("fill-1e9-averaged",) in [one.bugs for one in told.causes]
     where = "a query may attend to no key or a size is 0 or a number is huge, NaN or infinite"
     assert ONLY_EXTREME.format(where) in told.seen
+
+
+IN_SOME = {
+    "a past": (
+        *("keys", lambda s, x: x + np.sin(3.0 * x) * (s.sizes.past_len > 0), "calls with past keys and values"),
+        "the join of past and new keys and values",
+    ),
+    "projections' biases": (
+        *("q_proj", lambda s, x: x + np.sin(3.0 * s.parameters.get("q_proj.bias", 0.0)), BIASED),
+        "the bias of the projection of the queries",
+    ),
+    "an additive bias": (
+        *("scores", lambda s, x: x * (1.0 + 1e-4 * np.cos(x) * (s.inputs.mask.bias is not None))),
+        *("calls with an additive bias", "a cast (to bfloat16 or float16) of the additive bias"),
+    ),
+}
+"""The step, what is done to its result, the calls that alone are wrong, and what is to be checked there."""
+
+
+@pytest.mark.parametrize("what", IN_SOME)
+def test_what_is_wrong_in_some_calls_alone_is_said_with_what_makes_just_these(what):
+    step, change, calls, checked = IN_SOME[what]
+    subject = OutputAlone(wrong_at(step, change))
+    some = ("prime", "ragged-square", "square-no-bias", "past", "decoding-step", "bias-per-head", "bias-excludes")
+    told = brief(diagnose(subject, select(some), bugs=(), experiments=Asker(subject, configs=CONFIGS[:1])))
+    assert f", and only {calls} are wrong." in told.causes[0].what, told.text
+    assert told.causes[0].change.startswith(f"Next: check {checked}")
+    assert told.seen == (f"Still right: all {calls.replace('with', 'without', 1)}.",)

@@ -66,12 +66,20 @@ LIKE_OTHERS = {
     "values and queries": ("values and queries", "queries", lambda s, x: _rough(x)),
     "a decay": ("weights", "weights", lambda s, x: x * 0.9 ** np.abs(np.subtract.outer(*map(np.arange, x.shape[2:])))),
     "a bend with a past": ("capped", "scores", lambda s, x: x + np.cos(x) * (s.sizes.past_len > 0)),
+    "queries that are picked": ("weights", "weights", lambda s, x: _of_some(s, x)),
     "a softmax over queries": ("weights", "weights", lambda s, x: _of_queries(s)),
 }
 """What looks like a fault of another stage -> (the step, its stage, what is done to its result)."""
 
 
 SETTING = Setting.of(generic(SQUARE))
+
+
+def _of_some(state, weights):
+    """The half of the queries that reach the least scores gets the mean of the values."""
+    peaks = np.where(state["allowed"], state["scores"], -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    ranks = peaks.argsort(axis=2).argsort(axis=2)
+    return np.where(ranks < peaks.shape[2] // 2, _normed(np.ones_like(weights), state["allowed"]), weights)
 
 
 def _of_queries(state):
