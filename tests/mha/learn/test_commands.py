@@ -167,7 +167,7 @@ def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
         (["show", "zzz"], "exercise 'zzz' is not known"),
         (["hint", "masked-softmax", "--level", "5"], "--level must be a whole number from 1 to 4, such as 2. Got 5."),
         (["check", "--time-limit", "0"], "--time-limit must be a number from 0.1 to 1e+06, such as 10. Got 0.0."),
-        (["start", "x", "--framework", "keras"], "'keras' is not one of"),
+        (["start", "x", "--framework", "caffe"], "'caffe' is not one of"),
     ],
 )
 def test_what_is_refused(arguments, message, tmp_path, monkeypatch):

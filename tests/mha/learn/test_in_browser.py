@@ -46,9 +46,10 @@ print(json.dumps([said(*asked) for asked in json.load(sys.stdin)]))
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def alone(monkeypatch, tmp_path):
     """What the page is told: the limits, in seconds."""
     limits = []
+    monkeypatch.chdir(tmp_path)  # a layer's folder becomes the current one, and is removed
     monkeypatch.setattr(in_time, "IS_ALONE", True)
     monkeypatch.setattr(in_time, "tell", limits.append)
     return limits
