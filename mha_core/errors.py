@@ -267,4 +267,4 @@ def _cut(text: str, longest: int) -> str:
         head = head if text[len(head)] == " " else head.rpartition(" ")[0]
     if " " in tail[:near]:
         tail = tail if text[-len(tail) - 1] == " " else tail.partition(" ")[2]
-    return head.rstrip() + mark + tail.lstrip()
+    return head.rstrip(" ") + mark + tail.lstrip(" ")

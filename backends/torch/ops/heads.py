@@ -10,7 +10,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     if x.ndim == 4:
         return x
     check_split(x.shape[-1], num_heads)
-    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(1, 2)
+    return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
