@@ -1,4 +1,4 @@
-"""What attention weights depend on, told by calls without a mask in which one thing is another; in words."""
+"""Sentences on what attention weights depend on, told by calls without a mask that differ in one thing."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ Read = Callable[[Problem], NDArray | None]
 """A function: call -> the weights (B, H, Lq, Lk) that are measured in it; None if they can't be."""
 
 Told = tuple[str, str]
-"""What is seen, in a sentence; and what to look at, in words."""
+"""A sentence on what is seen, and words on where to look."""
 
 POSITIONS, DISTANCE = "the positions of query and key", "the distance from query to key"
 QUERIES, KEYS, HEADS, ORDER = "other queries", "other keys", "other heads", "their order"

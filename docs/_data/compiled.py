@@ -1,4 +1,4 @@
-"""What `compiled.mjs` runs in Pyodide, where /judge.zip is: it compiles the modules that are imported before a verdict.
+"""A script for Pyodide, run by `compiled.mjs`: it compiles the modules in /judge.zip that a verdict imports.
 
 What is compiled is never compared with its source, whose times say nothing there. In /judge.zip it stands beside the
 source; in /python_stdlib.zip, which Python starts from, in its place. The rest is compiled when it is imported.
@@ -25,7 +25,7 @@ origins = {spec.origin for spec in specs if spec is not None and spec.origin and
 
 
 def compiled(source: str | Path, shown: str) -> bytes:
-    """The compiled form of a file, which tracebacks show under another name."""
+    """Return the bytecode of a file, which tracebacks show under the name `shown`."""
     compile(str(source), "/tmp/compiled.pyc", shown, doraise=True, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
     return Path("/tmp/compiled.pyc").read_bytes()
 

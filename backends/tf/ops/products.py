@@ -58,7 +58,7 @@ def in_bfloat16(dtype: tf.DType, *summed: int | None) -> bool:
 
 @cache
 def _is_exact_and_fast() -> bool:
-    """Whether both hold on every device; False where nothing can be measured, because TensorFlow has no eager mode."""
+    """Return whether bfloat16 is exact and fast on every device; False without eager mode, which measuring needs."""
     with tf.init_scope():
         if not tf.executing_eagerly():
             return False
@@ -67,7 +67,7 @@ def _is_exact_and_fast() -> bool:
 
 
 def _is_exact(device: str) -> bool:
-    """Whether sums are formed in at least float32 and rounded once, and a row with a NaN reaches no other."""
+    """Return whether products sum in at least float32 and round once, and a NaN in one row reaches no other row."""
     random = np.random.default_rng(0)
     with tf.device(device):
         for shapes in (((3, 60), (60, 70)), ((2, 3, 1, 300), (2, 3, 300, 5)), ((1, 2, 33, 512), (1, 2, 512, 40))):
@@ -85,7 +85,7 @@ def _is_exact(device: str) -> bool:
 
 
 def _is_fast(device: str) -> bool:
-    """Whether a product in bfloat16 is clearly faster than one in float32: the fastest of nine each, in turn."""
+    """Return whether a product in bfloat16 is clearly faster than in float32: the fastest of nine each, in turn."""
     with tf.device(device):
         arrays = [tf.ones((512, 512), dtype) for dtype in (tf.bfloat16, tf.float32)]
         times = [[_seconds(partial(tf.matmul, x, x)) for x in arrays] for _ in range(10)]

@@ -60,7 +60,7 @@ def _fits(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> 
 
 
 def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor | None:
-    """Heads (B, H, Lq, dv) of a call that is fusable; None if numbers are not finite, where the kernel minds that."""
+    """Return heads (B, H, Lq, dv) of a fusable call; None if numbers are not finite and the kernel would be wrong."""
     tensors, on_cpu = (queries, keys, values), queries.device.type == "cpu"
     if torch.compiler.is_compiling():
         heads = fused(*tensors, scale, mask)
@@ -76,7 +76,7 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
 
 
 def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> Tensor | None:
-    """Heads (B, H, Lq, dv) from one call of the kernel for each array of keys; None where that is not the definition.
+    """Return heads (B, H, Lq, dv), by a kernel call for each array of keys; None where that is not the definition.
 
     The heads of an array count by its share of the sum of exponentials. A short dtype would round them once more.
     """
@@ -100,14 +100,14 @@ def _is_recorded(*tensors: Tensor) -> bool:
 
 
 def _is_bare(tensors: tuple[Tensor, ...], mask: Mask) -> bool:
-    """Whether `scaled_dot_product_attention` would do nothing but call `KERNEL` with such tensors."""
+    """Return whether `scaled_dot_product_attention` would do nothing but call `KERNEL` with these tensors."""
     if KERNEL is None or (mask.excludes and not mask.is_diagonal) or torch._C._is_any_autocast_enabled():
         return False
     return all(x.stride(3) == 1 for x in tensors) and torch.backends.cuda.flash_sdp_enabled()
 
 
 def _are_sound(sums: Tensor) -> bool:
-    """Whether every row of scores had numbers, by the logarithms (B, H, Lq) of the kernel's sums of exponentials.
+    """Return whether every row had finite scores. `sums` (B, H, Lq): log-sum-exp of each row, from the kernel.
 
     The kernel leaves 0 for a row of nothing but NaN and -inf. Any other NaN, and inf, makes a sum that is not finite.
     """

@@ -8,7 +8,7 @@ from backends.torch.ops.masks import Mask
 from mha_core.call.blocks import query_blocks
 
 softmax_backward = torch.ops.aten._softmax_backward_data.out
-"""What autograd calls for `torch.softmax`; here it can write where it reads."""
+"""The backward pass of `torch.softmax`, which autograd calls; here it can write where it reads."""
 
 SCORES_OF_HEAD = 2**21
 """Bytes of a head's scores up to which products are faster: the kernel's backward pass cuts bfloat16 in small blocks,
@@ -48,7 +48,7 @@ def gradients_by_products(
 
 
 def _of_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, d: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q (N, Lq, d), k (N, Lk, d) and v (N, Lk, dv); d (N, Lq, dv) is that of the heads.
+    """Return the gradients of q (N, Lq, d), k (N, Lk, d) and v (N, Lk, dv), given that of the heads, d (N, Lq, dv).
 
     Scores, and then weights, are computed in room[0] (N, Lq, Lk), and their gradients in room[1]: memory that is new
     for each product takes as long as the product.
@@ -63,5 +63,5 @@ def _of_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, d: Tensor, room: Te
 
 
 def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """The product of each pair of matrices, times the scale, rounded once."""
+    """Return the product of each pair of matrices, times the scale, rounded once."""
     return torch.baddbmm(a.new_empty(()), a, b, beta=0.0, alpha=scale)

@@ -324,7 +324,7 @@ def printed_by(path: str) -> str:
 
 def unkept_by(path: str, promise: str) -> str:
     """Return how the class in a file breaks one of `PROMISES`; "" if it does not, or is no class of a framework."""
-    quiet: _Quiet = _layers[path].original
+    quiet: _Quiet = layer_of(path).original
     if not isinstance(quiet.subject, ClassSubject):
         return ""
     with captured(quiet.held):

@@ -1,4 +1,4 @@
-"""What a learner's class keeps beside its numbers: it has four matrices alone, and drops weights in training alone."""
+"""Checks of a learner's class beside its numbers: it has four matrices alone, and drops weights in training alone."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -87,7 +87,7 @@ def wrong_dropout(made: Callable[..., Any], dialect: str) -> str:
 
 
 def _of_training(right: NDArray, first: NDArray, second: NDArray) -> str:
-    """What is wrong with two outputs in training, beside the one outside it."""
+    """Return what is wrong with two outputs in training, given the one outside it; "" if nothing is."""
     values, made = (
         np.reshape(both, (-1, WIDTH // HEADS)) for both in (np.stack([right] * 2), np.stack([first, second]))
     )
@@ -137,7 +137,7 @@ def _asked(dialect: str) -> tuple[dict[str, NDArray], list[Any]]:
 # Names of parameters --------------------------------------------------------------------------------------
 
 MATRIX = ("weight", "kernel")
-"""What frameworks call the matrix of a layer."""
+"""Names that frameworks have for the matrix of a layer."""
 
 
 def _torch(layer: Any, tensors: list[Any]) -> list[str]:
