@@ -15,7 +15,7 @@ from typing import Any
 
 Call = Callable[[], Any]  # one whole computation, which returns when its result is finished
 
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 100
+FEWEST_ROUNDS, MOST_ROUNDS = 9, 100
 
 SLOW, FAR = 1.0, 2.0
 """A contestant that takes SLOW seconds a call, and FAR times the fastest, runs in the first round alone."""
