@@ -93,7 +93,6 @@ def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
     """Return `function(*arguments)`, called in another process if this one also runs subjects (`settings.here`)."""
-    if settings.here:
-        found: Answer = call(settings, function, *arguments)
-        return found
-    return function(*arguments, progress=progress)
+    here = settings.here
+    found: Answer = call(settings, function, *arguments) if here else function(*arguments, progress=progress)
+    return found

@@ -193,6 +193,9 @@ def diagnose(
         raise SpecError(f"{subject.name!r} could not run a single case: {reason}")
     listed = {one: tuple(known(one)) for one in observations if one.mismatches}
     failing = [one for one in observations if one.mismatches and not listed[one]]
+    others = [one for one in observations if one not in failing]
+    extremes = sorted({one.extremity for one in failing})
+    is_right = any(not one.mismatches and one.extremity == 0 for one in others)
     plainest = _plainest(failing)
     found = Diagnosis(
         subject=subject.name,
@@ -203,9 +206,9 @@ def diagnose(
         raised=tuple(id for id, reason in left_out.items() if isinstance(reason, SubjectFailed)),
         mismatch=plainest.mismatches[0] if plainest else None,
         case=plainest.case.id if plainest else "",
-        alone=_alone(failing, observations),
+        alone=in_common(*([Setting.of(one.wanted.problem) for one in some] for some in (failing, others))),
         nans=nan_weights((one.wanted, one.arrays, one.mismatches) for one in failing),
-        only_extreme=_extremes(failing, observations),
+        only_extreme=tuple(extremes) if is_right and 0 not in extremes else (),
         recorded=not can_be_asked_again(subject),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         stages=shown_stages(observations),
@@ -454,16 +457,3 @@ def _plainest(failing: Sequence[Observation]) -> Observation | None:
         return position, strange, observation.extremity, len(Setting.of(problem).has), problem.inputs.queries.size
 
     return min(failing, key=rank, default=None)
-
-
-def _extremes(failing: Sequence[Observation], observations: Sequence[Observation]) -> tuple[int, ...]:
-    """Return the kinds of cases that differ; () if an ordinary one does, or none is right."""
-    kinds = sorted({one.extremity for one in failing})
-    right = any(not one.mismatches and one.extremity == 0 for one in observations)
-    return tuple(kinds) if right and 0 not in kinds else ()
-
-
-def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
-    """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
-    settings = [(one in failing, Setting.of(one.wanted.problem)) for one in observations]
-    return in_common(*([setting for fails, setting in settings if fails is some] for some in (True, False)))

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision, narrower
-from conformance.diagnosis.observations import Observation, Runs
+from conformance.diagnosis.observations import Arrays, Observation, Runs
 from conformance.judging.distance import Nearness, distance, worst
 from conformance.judging.expected import expected
 from conformance.kinds.made import Model, is_measured
@@ -29,10 +29,9 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain: its id, the first array that differs, where, and its `extremity`."""
+    """A case that a hypothesis does not explain: its id, what differs where, and its `extremity`."""
 
     case: str
-    array: str
     message: str
     extremity: int = 0
 
@@ -61,15 +60,13 @@ class Evidence:
         if self.inside is None:
             return tuple(mismatch.stage for mismatch in observation.mismatches)
         right = observation.wanted.trace.arrays()
-        return tuple(
-            name for name, array in observation.arrays.items() if not self.close(observation, name, right[name])
-        )
+        return tuple(name for name in observation.arrays if not self.alike(observation, right, names=[name]))
 
     def _whole(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
         arrays = self.runs.arrays(observation, bugs)
         if bugs and self.runs.is_unchanged(observation, arrays):
             return self.whole(observation, ())
-        return self.alike(observation, arrays, observation.arrays)
+        return self.alike(observation, arrays)
 
     def _is_no_nearer(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
         """Return whether rounded parameters, which give what they give to the bit, leave half of the difference."""
@@ -95,24 +92,24 @@ class Evidence:
         if len(observation.arrays) == 1:
             return False
         gradients = [name for name in observation.arrays if is_gradient(name)]
-        return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
+        return self.alike(observation, arrays, names=["output", *(gradients if "output" not in wrong else ())])
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
         """Return a Miss: the first array of a case, beginning with the output, that these bugs don't explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
-            return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
+            return Miss(observation.case.id, "where it cannot be made", observation.extremity)
         names = sorted(observation.arrays, key=lambda name: name != "output")
-        name = next(name for name in names if name not in arrays or not self.close(observation, name, arrays[name]))
+        name = next(name for name in names if not self.alike(observation, arrays, names=[name]))
         message = _difference(name, observation.arrays[name], arrays.get(name))
-        return Miss(observation.case.id, name, message, observation.extremity)
+        return Miss(observation.case.id, message, observation.extremity)
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
         """Return the names of arrays that differ between the subject and the reference with these bugs, in one case."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None or self.whole(observation, bugs):
             return []
-        return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
+        return [name for name in observation.arrays if not self.alike(observation, arrays, names=[name])]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
         """Return whether a bug changes an array that the subject returns in a case; True if it can't be made there."""
@@ -122,21 +119,17 @@ class Evidence:
         return not self.alike(observation, arrays, observation.wanted.trace.arrays())
 
     def alike(
-        self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
+        self, observation: Observation, arrays: Arrays, others: Arrays = None, names: Iterable[str] | None = None
     ) -> bool:
-        """Return whether two runs agree, within rounding, in all arrays that the subject returns."""
+        """Return whether two runs agree, within rounding, in `names`: the subject's run, and all that it returns."""
+        other, where = others or observation.arrays, observation.wanted.where
         return arrays is not None and all(
-            name in arrays and self.close(observation, name, arrays[name], others[name]) for name in observation.arrays
+            name in arrays
+            and self.nearness.near(
+                arrays[name], other[name], self._bound(observation, name), where if name == "scores" else None
+            )
+            for name in names or observation.arrays
         )
-
-    def _are_close(self, observation: Observation, names: Sequence[str], arrays: Mapping[str, NDArray]) -> bool:
-        return all(name in arrays and self.close(observation, name, arrays[name]) for name in names)
-
-    def close(self, observation: Observation, name: str, array: NDArray, other: NDArray | None = None) -> bool:
-        """Return whether two arrays called `name` are equal within rounding. `other` is the subject's by default."""
-        other = observation.arrays[name] if other is None else other
-        counts = observation.wanted.where if name == "scores" else None
-        return self.nearness.near(array, other, self._bound(observation, name), counts)
 
     def _bound(self, observation: Observation, name: str) -> NDArray:
         if self.inside is None:
@@ -237,7 +230,6 @@ class Search:
             key=lambda one: (one.case.expensive, not evidence.wrong(one), one.wanted.problem.inputs.keys.size),
         )
         self.failing = [one for one in self.observations if evidence.wrong(one)]
-        self.total = len(self.observations)
         # A stage that is wrong and does not reach the output tells nothing, where others do.
         self._felt = [one for one in self.failing if not {*STAGES[:-1]}.issuperset(evidence.wrong(one))]
         reached = self._felt or self.failing
@@ -248,7 +240,9 @@ class Search:
         # Where cheap cases fail, what bugs change is told by these alone.
         cheap = [one for one in self.observations if not one.case.expensive]
         self._telling = cheap if any(map(evidence.wrong, cheap)) else [*cheap, *self.failing]
-        self._changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
+        self._changes: Callable[[Bug], frozenset[int]] = cache(
+            lambda bug: frozenset(index for index, one in enumerate(self._telling) if evidence.changes(one, bug))
+        )
         self.further: Callable[[Model], bool] = lambda model: True
         """Return whether a model gives what the subject gave in further calls."""
 
@@ -295,10 +289,6 @@ class Search:
             touched = self._changes(first) | self._changes(second)
             if needed <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 found.append((len(touched - failing), first, second))
-        # What empties a row shows what else is done with empty rows, which may show by itself in no case.
-        emptying = [bug for bug in touching if "allowed" in bug.forward and needed <= self._changes(bug)]
-        alone = [bug for bug in zoo if {*bug.steps} == {"weights"} and not self._changes(bug)]
-        found += [(len(self._changes(one) - failing), one, other) for one, other in product(emptying, alone)]
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
 
@@ -309,9 +299,6 @@ class Search:
             for bug, other in ((first, second), (second, first))
             for index in sorted(self._changes(bug) - self._changes(other))
         )
-
-    def _changed_by(self, bug: Bug) -> frozenset[int]:
-        return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
         """Return the bugs that are needed to explain every case and further call; others are left out."""
@@ -390,7 +377,7 @@ class Search:
         return Hypothesis(
             bugs,
             explained=len(explained),
-            total=self.total,
+            total=len(self.observations),
             failing=sum(one in explained for one in self.failing),
             of_failing=len(self.failing),
             misses=tuple(self.evidence.miss(one, bugs) for one in missed),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -36,9 +36,6 @@ FIRST_WAIT, LATER_WAIT, TIMES_LONGER, MOST_UNANSWERED = 10.0, 1.0, 20.0, 4
 """Seconds that a call may take before one had no answer, and after, at least; so many times the longest with one; and
 the number of calls without an answer in time after which no more are made."""
 
-KEPT, SMALL = 2048, 2**16
-"""Answers of the definition that are kept from one layer to the next: how many, and of how many bytes."""
-
 
 @dataclass(eq=False)
 class Asker:
@@ -55,6 +52,7 @@ class Asker:
         refused: reason why a problem had no answer -> number of such problems.
         questions: the number of calls.
         spent: the seconds that all calls took.
+        read: what was read of its answers (see `solve`).
     """
 
     subject: Any
@@ -65,10 +63,11 @@ class Asker:
     refused: Counter[str] = field(default_factory=Counter)
     questions: int = 0
     spent: float = 0.0
+    read: dict[object, Any] = field(default_factory=dict, repr=False)
     _longest: float = 0.0
     _unanswered: int = 0
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
-    _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
+    _known: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
     _wanted: dict[Problem, Expected] = field(default_factory=dict, repr=False)
 
@@ -135,10 +134,10 @@ class Asker:
     def ask(self, problem: Problem) -> Trace | None:
         """Return the subject's answer, in float64, to `rounded(problem)`; None if the subject gives none."""
         if problem not in self._answers:
-            digest = _digest(problem)  # what one probe reads, the next often asks for again
-            if digest not in self._by_digest:
-                self._by_digest[digest] = self.ask_again(problem)
-            self._answers[problem] = self._by_digest[digest]
+            made_of = _made_of(problem)  # what one probe reads, the next often asks for again
+            if made_of not in self._known:
+                self._known[made_of] = self.ask_again(problem)
+            self._answers[problem] = self._known[made_of]
         return self._answers[problem]
 
     def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
@@ -169,7 +168,7 @@ class Asker:
     def wanted(self, problem: Problem) -> Expected:
         """Return the expected answer to a problem, with error bounds for `precision`."""
         if problem not in self._wanted:
-            self._wanted[problem] = _answer(self.rounded(problem), self.precision)
+            self._wanted[problem] = _answer(_made_of(self.rounded(problem)), self.precision)
         return self._wanted[problem]
 
     def rounded(self, problem: Problem) -> Problem:
@@ -196,7 +195,9 @@ class Asker:
     def ask_again(self, problem: Problem) -> Trace | None:
         """Run the subject on a problem and return its answer as `ask` does, but without the cache of answers."""
         if self.out_of_time:
-            return self._refuse(self._late)
+            late = f"{MOST_UNANSWERED} calls had no answer in time, so no more were made"
+            spent = f"the time for experiments, {self.seconds:g} s, was spent"
+            return self._refuse(late if self._unanswered >= MOST_UNANSWERED else spent)
         limit, start = self._patience, time.perf_counter()
         self.questions += 1
         try:
@@ -217,38 +218,20 @@ class Asker:
             return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
 
-    @property
-    def _late(self) -> str:
-        if self._unanswered >= MOST_UNANSWERED:
-            return f"{MOST_UNANSWERED} calls had no answer in time, so no more were made"
-        return f"the time for experiments, {self.seconds:g} s, was spent"
-
     def _refuse(self, reason: str) -> Trace | None:
         self.refused[reason] += 1
         return None
 
 
-_answers: OrderedDict[tuple[bytes, Precision], Expected] = OrderedDict()
-"""What the definition gives, with its bounds: every layer that is measured in this process is asked much the same."""
+def _made_of(problem: Problem) -> bytes:
+    """Return what a problem is made of: equal problems have equal bytes."""
+    return pickle.dumps((problem.config, dict(problem.weights), problem.inputs))
 
 
-def _answer(problem: Problem, precision: Precision) -> Expected:
-    key = _digest(problem), precision
-    if key in _answers:
-        _answers.move_to_end(key)
-        return _answers[key]
-    found = answer(problem, precision)
-    if sum(array.nbytes for array in found.trace.arrays().values()) <= SMALL:
-        _answers[key] = found
-        if len(_answers) > KEPT:
-            _answers.popitem(last=False)
-    return found
-
-
-def _digest(problem: Problem) -> bytes:
-    """Return what a problem is made of, in a few bytes: equal problems have equal ones."""
-    made_of = pickle.dumps((problem.config, dict(problem.weights), problem.inputs))
-    return hashlib.blake2b(made_of, digest_size=16).digest()
+@lru_cache(maxsize=1024)
+def _answer(made_of: bytes, precision: Precision) -> Expected:
+    """Return what the definition gives, with its bounds: other layers measured in this process are asked the same."""
+    return answer(Problem(*pickle.loads(made_of)), precision)
 
 
 RATE, SCALE = 0.4, 0.37  # of dropout, and of scores, in layers that are compared with those without
@@ -381,10 +364,9 @@ def _is_shared(
 
 def _wider(config: AttentionConfig, size: int) -> AttentionConfig:
     """Return the config of a layer each of whose sizes is so much more."""
-    names = ("query_dim", "key_dim", "value_dim", "output_dim")
     widths: dict[str, Any] = {"head_dim": config.head_dim + size, "value_head_dim": config.value_head_dim + size}
     embed = config.num_heads * widths["head_dim"]
-    given = {name: getattr(config, name) for name in names}
+    given = {name: getattr(config, name) for name in ("query_dim", "key_dim", "value_dim", "output_dim")}
     widths |= {name: embed if old == config.embed_dim else old + size for name, old in given.items()}
     return replace(config, embed_dim=embed, **widths)
 

@@ -54,18 +54,16 @@ class Sample:
 
     def is_given_by(self, array: NDArray) -> bool:
         """Return whether an array equals `measured`, within `tolerance`, in all known elements."""
-        return array.shape == self.measured.shape and not bool(self.off(array).any())
-
-    def off(self, array: NDArray) -> NDArray[np.bool_]:
-        """Return bools, True at the known elements in which an array differs from `measured`."""
+        if array.shape != self.measured.shape:
+            return False
         with any_numbers:
             near = (np.abs(array - self.measured) <= self.tolerance) | (array == self.measured)
-        return ~near & self.known
+        return bool((near | ~self.known).all())
 
     @cached_property
     def differs(self) -> bool:
-        """True if the measured array is not the expected one."""
-        return bool(self.off(self.expected).any())
+        """Return whether the measured array is not the expected one."""
+        return not self.is_given_by(self.expected)
 
 
 MOST, FEW = 6, 4  # changes that are returned: more can't be told apart by these samples. Numbers of many that are said
@@ -252,25 +250,19 @@ def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:
         for axis in ("", *first.axes):
             over = f"of each index of the {axis} axis" if axis else "of all"
             words = f"rounded to {bits}-bit integers scaled by the largest {over}"
-            yield Change(f"int{bits}-{axis}", words, _to_integers(bits, axis), PRECISION)
+            yield Change(f"int{bits}-{axis}", words, partial(_to_integers, bits, axis), PRECISION)
 
 
-def _to_integers(bits: int, axis: str) -> Apply:
-    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        others = tuple(place for place, name in enumerate(axes) if name != axis) if axis else None
-        return to_integers(array, bits, others)
-
-    return apply
-
-
-def _centred(array: NDArray, axis: int) -> NDArray:
-    return array - array.mean(axis=axis, keepdims=True)
+def _to_integers(bits: int, axis: str, array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+    others = tuple(place for place, name in enumerate(axes) if name != axis) if axis else None
+    return to_integers(array, bits, others)
 
 
 def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
     """Yield the samples such that both arrays compare: less their means, then with the expected mean, or first."""
-    yield [replace(s, measured=_centred(s.measured, axis), expected=_centred(s.expected, axis)) for s in samples]
-    for part in (lambda x: x.mean(axis=axis, keepdims=True), lambda x: np.take(x, [0], axis=axis)):
+    mean = partial(np.mean, axis=axis, keepdims=True)
+    yield [replace(s, measured=s.measured - mean(s.measured), expected=s.expected - mean(s.expected)) for s in samples]
+    for part in (mean, lambda x: np.take(x, [0], axis=axis)):
         yield [replace(s, measured=s.measured + part(s.expected - s.measured)) for s in samples]
 
 

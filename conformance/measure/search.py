@@ -270,21 +270,12 @@ class Probing:
 
     @cached_property
     def _companions(self) -> list[Model]:
-        """Return bugs on file that give rows without a key: such rows turn up where another fault empties them.
-
-        Where none gives them, since that fault fills these and empties others, all that act in such rows alone.
-        """
+        """Return bugs on file that give rows without a key: such rows turn up where another fault empties them."""
         empty = next((one for one in self.outcomes if one.probe.id == "empty-rows" and one.differing), None)
         if empty is None:
             return []
         fitting: list[Model] = [(bug,) for bug in self.zoo if self._fits((bug,), empty)]
-        usual = [one for row in self.outcomes for one in row.asked if EXTREME not in features_of(one, LARGE)]
-        alone = ((bug,) for bug in self.zoo if self._acts(bug, empty.asked) and not self._acts(bug, usual))
-        return (fitting or list(alone))[:CONDITIONS]
-
-    def _acts(self, bug: Bug, problems: Iterable[Problem]) -> bool:
-        asked = map(self.asker.rounded, problems)
-        return any(self.variants.run(one, (bug,)) is not self.variants.kept(one) for one in asked)
+        return fitting[:CONDITIONS]
 
     def _right(self, model: Model) -> int:
         """Return in how many rows a model gives the first problem that differs, or the first of all."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from conformance.cases.problem import Problem
 from conformance.kinds.change import Setting
 from conformance.kinds.dependence import logs
 from conformance.kinds.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
-from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample
 from conformance.measure.designs import changed
 from conformance.measure.evidence import ROUNDOFFS, Evidence, PlacedCall
@@ -89,28 +87,12 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
     return Descent(here, off, told)
 
 
-def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
-    """Return 0/1 factors (k, elements): factors @ x.ravel() is the k sums of an array x along `axis`. None: k = 0."""
-    size = int(np.prod(shape))
-    if axis is None:
-        return np.zeros((0, size))
-    return np.eye(size).reshape(size, *shape).sum(axis=axis).reshape(size, -1).T
-
-
 CODE = 2.0**-4
 """The number in place of 1 in the unit vectors: small, so that a layer that bounds its values leaves it as it is."""
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return attention weights (B, H, Lq, Lk), read from `answer`'s outputs for values that are `code` * unit vectors.
-
-    >>> from conformance.measure.designs import CONFIGS, generic
-    >>> from mha_core import reference
-    >>> problem = generic(CONFIGS[0])
-    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
-    >>> bool(np.allclose(read_weights(lambda one: trace(one).output, problem), trace(problem).weights))
-    True
-    """
+    """Return attention weights (B, H, Lq, Lk), read from `answer`'s outputs for `code` * unit vectors as values."""
     config, sizes = problem.config, problem.sizes
     found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
     width = config.value_head_dim
@@ -174,7 +156,7 @@ def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
     Further calls with the same array are run if needed. The result is None if no such array is found, or if it has too
     many elements. Results are cached.
     """
-    known = _found.setdefault(evidence.asker, {})
+    known: dict[object, Solved | None] = evidence.asker.read
     key = tuple(bug.id for bug in evidence.model), problem, place.id
     if key not in known:
         try:
@@ -188,9 +170,6 @@ def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
     return known[key]
 
 
-_found: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem, str], Solved | None]] = WeakKeyDictionary()
-
-
 def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
     first = PlacedCall(evidence, problem, place)
     own, got = first.own, evidence.asker.output(problem)
@@ -198,7 +177,9 @@ def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None
         return None
     axes = _apart(first, own)
     start = _grouped(own[None], axes)[0]
-    fixed = sums(_shape_of_group(own.shape, axes), place.gauge)
+    size = start.shape[1]
+    each = np.eye(size).reshape(size, *_shape_of_group(own.shape, axes))  # sums along the gauge's axis stay as they are
+    fixed = np.zeros((0, size)) if place.gauge is None else each.sum(axis=place.gauge).reshape(size, -1).T
     if place.id in BEFORE_SOFTMAX:
         found = _by_logarithms(first, axes, start, fixed)
         if found is not None:
@@ -304,12 +285,9 @@ def _by_logarithms(call: PlacedCall, axes: Axes, start: NDArray, fixed: NDArray)
     return found.found, np.where(found.told, found.found, np.nan)
 
 
-_weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray | None]] = WeakKeyDictionary()
-
-
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
     """Return the subject's attention weights (B, H, Lq, Lk), inferred from its outputs; None if that fails."""
-    known = _weights.setdefault(evidence.asker, {})
+    known: dict[object, NDArray | None] = evidence.asker.read
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:
         if evidence.asker.fixed_weights is None:
