@@ -8,7 +8,7 @@ and these weights give it. The earliest of what is read counts.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
-from conformance.kinds.dependence import logs, of_mixed_values, picked, with_other
+from conformance.kinds.dependence import KEYS, QUERIES, logs, more_than_both, of_mixed_values, picked
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.oddities import (
     NEAR,
@@ -31,7 +31,7 @@ from conformance.kinds.oddities import (
     rank,
 )
 from conformance.kinds.places import PLACES
-from conformance.measure.designs import changed, generic
+from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.problems import SMALL, scored
 from conformance.measure.readings import ROWS, dependence, drawn, fact
@@ -72,28 +72,24 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         if named == "weights":  # of the right keys, of which scores may be others
             read += [other for one in some if (other := _told(_of_scores, evidence, one)) in STAGES and other != named]
         return _seen(evidence, next(filter(None, read), named), first.differing)
-    found = []
-    for outcome in measured.outcomes:
-        if outcome.differing and (outcome is first or outcome.probe.id in READ):
-            way, problems = READ.get(outcome.probe.id, _of_call), outcome.differing
-            if outcome is first and outcome.probe.id.startswith("past"):
-                rows = (one.differing for one in measured.outcomes if one.probe.id == "past")
-                without_mask = tuple(one for one in next(rows, ()) if not features_of(one) & MASKS.keys())
-                way, problems = _of_past, without_mask or problems
-            stage = next((stage for one in problems if (stage := _told(way, evidence, one))), None)
-            if stage:
-                found.append((stage, problems))
+    found: list[tuple[str, tuple[Problem, ...]]] = []
+    differing = {row.probe.id: row.differing for row in measured.outcomes if row.differing}
+    for id in (id for id in differing if id == first.probe.id or id in READ):
+        way, problems = READ.get(id, _of_call), differing[id]
+        if id.startswith("past"):
+            way, problems = _of_past, differing.get("past", problems)
+        found += islice(((stage, problems) for one in problems if (stage := _told(way, evidence, one))), 1)
     # A factor of values or of heads is what other weights sum to, where these are wrong; what bends values bends such
     # sums, and what the output's projection does not explain is wrong behind all of them.
     stages = [stage for stage, _ in found]
-    of_scores = [one for row in measured.outcomes if row.probe.id == "scores" for one in row.differing][:1]
+    of_scores = differing.get("scores", ())[:1]
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
     of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
-    is_gated = any(stage == "values" and problems[:1] == tuple(of_scores) for stage, problems in found)
-    if of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in of_scores):
-        return _common(evidence, of_scores)
-    if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
-        return _common(evidence, of_scores)
+    is_gated = any(stage == "values" and problems[:1] == of_scores for stage, problems in found)
+    are_others = of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in of_scores)
+    if are_others or (f"{FACTOR}values" in stages and "scores" in stages):  # one number in both
+        said, _ = fact(evidence, of_scores[0], "queries")
+        return Located("queries", of_scores[0], (*said, "  Values are wrong as well."), COMMON)
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
     found = [one for one in found if one[0] == "output"] or found
@@ -102,12 +98,6 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     told = [(stage.removeprefix(FACTOR).removeprefix("other "), problems) for stage, problems in told]
     best = min(told, key=lambda one: STAGES.index(one[0]), default=None)
     return None if best is None else _seen(evidence, *best)
-
-
-def _common(evidence: Evidence, scored: Sequence[Problem]) -> Located:
-    """Return the queries as the first wrong step, where values are wrong as well."""
-    said, _ = fact(evidence, scored[0], "queries")
-    return Located("queries", scored[0], (*said, "  Values are wrong as well."), COMMON)
 
 
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
@@ -137,7 +127,7 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
 def _of_named(evidence: Evidence, problem: Problem) -> str | None:
     """Return where a call whose row names a stage is wrong without its mask, or without values; None if it is not."""
     asker, config, sizes = evidence.asker, problem.config, problem.sizes
-    if sizes.past_len or not config.projections or asker.fixed_weights is not None:
+    if not config.projections or asker.fixed_weights is not None:
         return None
     length = max(sizes.query_len, sizes.key_len, config.head_dim + 3)  # enough to solve for what is before weights
     few, given = 1 if sizes.query_len == 1 else length, problem.weights
@@ -145,7 +135,8 @@ def _of_named(evidence: Evidence, problem: Problem) -> str | None:
     is_plain = Setting.of(problem).has & {*MASKS, "bias"} and asker.output(plain) is not None
     wrong = plain if is_plain and not asker.is_right(plain) else problem
     biases = {name: array for name, array in generic(config).weights.items() if name == "out_proj.bias"}
-    none = changed(wrong, {"v_proj.bias": 0.0, **biases}, values=0.0)
+    past = {"past_values": 0.0} if wrong.sizes.past_len else {}
+    none = changed(wrong, {"v_proj.bias": 0.0, **biases}, values=0.0, **past)
     output, bare = asker.output(none), changed(none, {"out_proj.bias": 0.0})
     if output is not None and np.isfinite(output).all() and not asker.is_right(none):
         is_added = asker.output(bare) is not None and asker.is_right(bare)
@@ -187,8 +178,7 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     if read is None or not np.isfinite(read[0]).all():
         return "output"
     heads, own = read
-    of_group = heads.reshape(heads.shape[0], problem.config.num_kv_heads, -1, *heads.shape[2:])
-    is_of_values = are_alike(of_group, (2, 3))
+    is_of_values = _are_of_groups(heads, problem, (2, 3))
     none = solved(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0), PLACES["heads"])
     # What heads have without any value is another key's, which weighs it, if other keys make it another.
     offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
@@ -203,8 +193,18 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
             return "heads" if _is_of_queries(evidence, problem, heads) else "weights"
         return f"{FACTOR}{'values' if np.ptp(ratio) <= NEAR else 'heads'}"
     if is_of_values:
-        return "values"
+        return "values" if _are_summed(evidence, problem) else "heads"
     return f"{FACTOR}output" if near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
+
+
+def _are_summed(evidence: Evidence, problem: Problem) -> bool:
+    """Return whether heads of a value and a 0, of equal keys, are half of the value's, or change with their order."""
+    one = generic(problem.config, key_len=1, weights=NO_BIASES)
+    pair = np.concatenate([one.inputs.values, 0.0 * one.inputs.values], axis=1)
+    both = [changed(one, keys=one.inputs.keys.repeat(2, axis=1), values=values) for values in (pair, pair[:, ::-1])]
+    read = [solved(evidence, call, PLACES["heads"]) for call in (one, *both)]
+    heads, first, last = (np.asarray(0.0 if found is None else found[0]) for found in read)
+    return None in read or not near(first, last) or near(first, heads / 2.0)
 
 
 def _is_of_queries(evidence: Evidence, problem: Problem, heads: NDArray) -> bool:
@@ -222,16 +222,17 @@ def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
     weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
     weights["out_proj.weight"] = np.ones((config.output_dim, config.num_heads * config.value_head_dim))
     unit, count = np.eye(1, config.value_dim), problem.sizes.key_len
-    values = (one[:, None] * unit + 0.0 * problem.inputs.values for one in (np.ones(count), *np.eye(count)))
-    asked = [changed(problem, weights, values=one) for one in values]
-    outputs = [asker.output(one) for one in asked]
+    values = [one[:, None] * unit + 0.0 * problem.inputs.values for one in (np.ones(count), *np.eye(count))]
+    equal = changed(problem, queries=0.0)  # where what values have by position is seen alone
+    outputs = [asker.output(changed(call, weights, values=one)) for call in (problem, equal) for one in values]
     if any(one is None for one in outputs):
         return False
-    whole = np.stack([np.asarray(one) for one in outputs], axis=-1)  # (B, Lq, output channels, 1 + keys)
-    channel = int(np.nan_to_num(np.abs(whole[..., 0]).sum(axis=(0, 1))).argmax())
-    together, each = whole[:, :, channel, 0], whole[:, :, channel, 1:]
-    total, right = each.sum(axis=-1, keepdims=True), asker.wanted(asked[0]).trace.arrays()["weights"].mean(axis=1)
-    return near(total[..., 0], together) and not near(each / total, right)
+    whole = np.stack([np.asarray(one) for one in outputs], axis=-1)  # (B, Lq, output channels, 2 * (1 + keys))
+    found = whole[:, :, int(np.nan_to_num(np.abs(whole[..., 0]).sum(axis=(0, 1))).argmax())]
+    shares, right = found[..., 1 : 1 + count], asker.wanted(problem).trace.arrays()["weights"].mean(axis=1)
+    alone = shares / found[..., 2 + count :]
+    is_right = any(near(one / one.sum(axis=-1, keepdims=True), right) for one in (shares, alone))
+    return near(shares.sum(axis=-1), found[..., 0]) and not is_right
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
@@ -290,9 +291,9 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     call, d, there = PlacedCall(evidence, problem, PLACES["weights"]), problem.config.head_dim, own > 0.0
     sums, right = weights.sum(axis=-1, keepdims=True), own.sum(axis=-1, keepdims=True)
     times = np.where(there, weights, 1.0) / np.where(there, own, 1.0)
-    times = times.reshape(times.shape[0], problem.config.num_kv_heads, -1, *times.shape[2:])
-    is_told = problem.inputs.queries.any() and there.all() and min(times.shape[2:4]) > 1  # else scores may be such
-    if is_told and are_alike(times, (2, 3)) and np.ptp(times) > NEAR:
+    shared = min(problem.config.num_heads // problem.config.num_kv_heads, problem.sizes.query_len)
+    is_told = problem.inputs.queries.any() and there.all() and shared > 1  # else scores may be such
+    if is_told and _are_of_groups(times, problem, (2, 3)) and np.ptp(times) > NEAR:
         return "values"  # each times a number, for all queries and all heads that share it
     if (weights[own > NEAR] <= 0.0).any() or np.abs(weights[~there]).max(initial=0.0) > NEAR:
         return "weights"
@@ -300,30 +301,33 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if np.nanmax(ratio) - np.nanmin(ratio) > NEAR:
         return "weights"
     measured, expected = logs(weights, there), logs(own, there)
-    if np.abs(measured - expected).max(initial=0.0) <= NEAR:
+    off = np.abs(measured - expected).max(axis=-1, initial=0.0) > NEAR
+    if not off.any():
         return None  # what differs is after the weights
+    if not there.all() and not off.all() and are_alike(off * 1.0, (0, 1)) and np.abs(measured[off]).max() <= NEAR:
+        return "queries"  # of which some are 0: all heads weigh the allowed keys alike
     scale = np.square(expected).sum(axis=(2, 3))
     factor = (measured * expected).sum(axis=(2, 3)) / np.where(scale > 0.0, scale, 1.0)
     if near(measured, factor[..., None, None] * expected) or mix_of(measured, expected) is not None:
         return "scores"
     is_full = bool(there.all())
     rows = picked(weights, own) if is_full else None
-    if rows is not None and not (are_alike(rows * 1.0, (0, 1)) and _are_pairwise(evidence, problem, weights)):
+    if rows is not None and (not are_alike(rows * 1.0, (0, 1)) or _others(evidence, problem)):
         return "weights"  # the others of a head are right: no projection of queries does that
     if is_full and weights.shape[3] > d + 2 and rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
         if is_product(measured, keys):
-            if _are_apart(evidence, problem, weights):
+            if KEYS not in _others(evidence, problem):
                 return "queries"
             ratio = measured @ np.linalg.pinv(keys.swapaxes(2, 3)) / queries
-            ratio = ratio.reshape(ratio.shape[0], problem.config.num_kv_heads, -1, *ratio.shape[2:])
-            return "keys" if are_alike(ratio, (2, 3)) else "scores"
+            return "keys" if _are_of_groups(ratio, problem, (2, 3)) else "scores"
         if weights.shape[2] > d + 2 and not is_product(measured.swapaxes(2, 3), queries):
             other = weights_of(evidence, changed(problem, queries=-0.5, keys=-0.7))
             return "scores" if other is not None and near(other, weights) else "queries"
         if weights.shape[2] > d + 2:
-            return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
+            read = measured.swapaxes(2, 3) @ np.linalg.pinv(queries.swapaxes(2, 3))
+            return "keys" if _are_of_groups(read, problem, (2,)) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
         return "queries" if weights.shape[3] > d else "scores"
     if mix_of(weights, own) is not None:
@@ -332,7 +336,7 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if is_bent or follow(measured, expected):
         is_clamped = is_bent and is_kept(measured, expected)
         return "scores" if is_clamped or _takes_bias_as_it_is(evidence, problem, measured) else "weights"
-    return "scores" if not is_full or _are_pairwise(evidence, problem, weights) else "weights"
+    return "weights" if is_full and _others(evidence, problem) else "scores"
 
 
 def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray) -> bool:
@@ -344,21 +348,9 @@ def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray
     return near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
 
 
-def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray, enough: Callable[..., Any] = np.any) -> bool:
-    """Return whether the last key changes no ratio of the others' weights, for any query (or for all)."""
-    other, there = weights_of(evidence, changed(problem, keys=with_other(problem.inputs.keys, -1))), weights > 0.0
-    if other is None:
-        return True
-    before, after = (logs(one[..., :-1], there[..., :-1]) for one in (weights, other))
-    off = np.abs(after - before).max(axis=(0, 1, 3), initial=0.0)
-    return bool(enough(off <= NEAR * np.abs(before).max(initial=1e-300)))
-
-
-def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
-    """Return whether the last key changes no ratio of the others' weights, and the last query no other row."""
-    other = weights_of(evidence, changed(problem, queries=with_other(problem.inputs.queries, -1)))
-    is_apart = other is None or near(other[:, :, :-1], weights[:, :, :-1])
-    return min(weights.shape[2:]) < 3 or (is_apart and _are_apart(evidence, problem, weights, np.all))
+def _others(evidence: Evidence, problem: Problem) -> set[str]:
+    """Return which others the weight of a query and a key depends on: other queries, other keys, or none."""
+    return {QUERIES, KEYS} & {*more_than_both(partial(weights_of, evidence), problem)}
 
 
 def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
@@ -368,10 +360,9 @@ def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
     return bool(same.any(axis=0).all() and same.any(axis=1).all())
 
 
-def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
-    """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
-    read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
-    return are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
+def _are_of_groups(array: NDArray, problem: Problem, axes: tuple[int, ...]) -> bool:
+    """Return whether (B, H, ..) is the same along axes of (B, G, H / G, ..), such as 2 for all heads of a group."""
+    return are_alike(array.reshape(len(array), problem.config.num_kv_heads, -1, *array.shape[2:]), axes)
 
 
 def _of_past(evidence: Evidence, problem: Problem) -> str | None:

@@ -31,7 +31,7 @@ class Probe:
 
 
 IN_CALLS = "output heads weights scores"
-SUMS = "kept_weights weights heads output"
+SUMS = "weights kept_weights heads output"
 VALUES = "output merged heads projected_values value_inputs"
 SCORES = "scale similarity queries new_keys keys query_inputs key_inputs cosines nearness weights"
 BIASES = "q_proj.bias k_proj.bias queries"

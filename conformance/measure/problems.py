@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -71,18 +71,16 @@ def zeroed(config: AttentionConfig, query_len: int, key_len: int, *, weights: An
     return changed(plain, keys=np.where(np.arange(key_len)[:, None] == 0, 0.0, plain.inputs.keys))
 
 
-def _of_size(config: AttentionConfig, size: float) -> Problem:
-    """Return a call of 4 queries whose largest scores are about 0.1, 3, size / 8 and size."""
-    how: dict[str, Any] = {"seed": 1, "query_len": WIDE[0], "key_len": WIDE[1], "weights": NO_BIASES}
-    problem = generic(config, **how)
-    scores = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).scores)
-    wanted = np.array([0.1, 3.0, size / 8.0, size])[None, :, None]
-    return generic(config, queries=problem.inputs.queries * wanted / np.abs(scores).max(axis=(1, 3))[:, :, None], **how)
-
-
 def rows_of_sizes(asker: Asker) -> list[Problem]:
+    """Return calls of 4 queries whose largest scores are about 0.1, 3, size / 8 and size, for two sizes."""
     far = 900.0 if asker.unit <= UNIT_ROUNDOFF["float64"] else 120.0  # where the exponential overflows
-    return [_of_size(config, size) for config in asker.configs[:2] for size in (30.0, far)]
+    found = []
+    for config, size in product(asker.configs[:2], (30.0, far)):
+        plain = generic(config, seed=1, query_len=WIDE[0], key_len=WIDE[1], weights=NO_BIASES)
+        scores = np.abs(np.asarray(reference.run(plain.config, plain.weights, plain.inputs).scores))
+        wanted = np.array([0.1, 3.0, size / 8.0, size]) / scores.max(axis=(1, 3))
+        found.append(changed(plain, queries=plain.inputs.queries * wanted[..., None]))
+    return found
 
 
 def batches(asker: Asker) -> list[Problem]:
@@ -123,7 +121,7 @@ def _infinite(allowed: NDArray) -> NDArray:
 
 
 def lengths(config: AttentionConfig) -> Masks:
-    rows = ((SMALL, 2), (WIDE, 5), (ONE, 3), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5]))
+    rows = ((SMALL, 2), (SQUARE, 3), (WIDE, 5), (ONE, 3), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5]))
     return [(size, {"valid_lens": np.array([lens])}) for size, lens in rows]
 
 
@@ -188,7 +186,8 @@ def masks_of_items(asker: Asker) -> list[Problem]:
 
 def one_source(config: AttentionConfig) -> Masks:
     some = pattern((1, config.num_heads, *SMALL))
-    return [(SMALL, {"causal": True}), (SMALL, {"valid_lens": np.array([3])}), (SMALL, {"allowed": some})]
+    lens: dict[str, Any] = {"valid_lens": np.array([3])}
+    return [(SMALL, {"causal": True}), *((size, lens) for size in (SMALL, SQUARE)), (SMALL, {"allowed": some})]
 
 
 def biases(config: AttentionConfig) -> Masks:

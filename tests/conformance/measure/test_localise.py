@@ -131,6 +131,20 @@ def _transposed(state, output):
     return output + state["merged"] @ (weight - weight.T) if weight.shape[0] == weight.shape[1] else output
 
 
+def _zeroed_where_square(state, array):
+    """Rows (.., L, width) that are padding in self-attention are 0."""
+    lens, length = state.inputs.mask.valid_lens, array.shape[-2]
+    if np.ndim(lens) != 1 or length != state.sizes.key_len:
+        return array
+    kept = (np.arange(length) < lens[:, None])[..., None]
+    return array * (kept if array.ndim == 3 else kept[:, None])
+
+
+def _by_position(values):
+    """Values that are multiplied by numbers of their position and channel, as rotary positions do."""
+    return values * np.cos(np.outer(np.arange(values.shape[2]), np.linspace(1.0, 0.3, values.shape[3])))
+
+
 IN_SOME_CALLS = {
     "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
     "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
@@ -141,6 +155,11 @@ IN_SOME_CALLS = {
     "a gate of keys": ("values", "scores", "values", lambda s, x: x / (1.0 + np.exp(-s["keys"].mean(-1)[..., None]))),
     "of a square matrix": ("output", "one-key scores", "output", _transposed),
     "a slot": ("heads", "no-values", "keys", _with_a_slot),
+    "behind a mask of as many queries": ("output", "lengths", "output", _zeroed_where_square),
+    "behind a mask and a past": ("output", "past-masks", "output", _zeroed_where_square),
+    "of padded queries": ("queries", "masked-scores", "queries", _zeroed_where_square),
+    "by their position": ("values", "equal-scores scores", "values", lambda s, x: _by_position(x)),
+    "of sums of values": ("heads", "one-key", "heads", lambda s, x: 2.0 * np.tanh(x / 2.0)),
 }
 """What shows in a row of another stage -> (the step, such rows, its stage, what is done to its result)."""
 
