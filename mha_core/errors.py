@@ -131,12 +131,12 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str]) -> list[str]:
-    """Return at most `room` rows: those of the first blocks that fit, and a row about the blocks that are left out.
+    """Return at most `room` rows: the first blocks that fit, and one row about the blocks that are left out.
 
     Args:
         blocks: groups of rows; a group is returned whole or left out whole.
         room: the most rows; if the first block alone is longer, it is cut and ends with "...".
-        left: a function, number of blocks that are left out -> the row about them.
+        left: (how many blocks are left out) -> the row about them.
 
     >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
@@ -151,7 +151,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
-    """Return the pip command that installs a package with an extra, from the clone or wheel file that it came from.
+    """Return the pip command that installs a package with an extra, from the clone or wheel file of that package.
 
     >>> install_command("torch", "no-such-package")
     "pip install 'no-such-package[torch]'"

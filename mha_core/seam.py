@@ -60,7 +60,7 @@ class Handover(NamedTuple):
     def given(self) -> tuple[AttentionConfig, AttentionInputs]:
         """Return the call as config and inputs of attention without projections.
 
-        A sink becomes one more key of zeros, with a value of zeros and with the sink as its bias.
+        For sinks, each head gets one more key of zeros, with a value of zeros and with the sink as its bias.
 
         Raises:
             SpecError: the arrays do not fit each other, or a mask is neither bool nor floating-point.
@@ -106,7 +106,7 @@ class Handover(NamedTuple):
         return config, inputs
 
     def read(self) -> ReadCall:
-        """Return the call and its output as a ReadCall. Raises as `given` does, or if the output has a wrong shape."""
+        """Return the call and its output as a ReadCall. SpecError as in `given`, or if the output's shape is wrong."""
         config, inputs = self.given()
         wanted = (len(inputs.keys), config.num_heads, inputs.queries.shape[2], config.value_head_dim)
         if self.output is None or self.output.shape != wanted:
@@ -145,7 +145,7 @@ class Handover(NamedTuple):
 
 
 def number(name: str, value: Any) -> float | None:
-    """Return the argument `value` as a float; None stays None. Raises SpecError if it is no single number."""
+    """Return the argument `value` as a float; return None if it is None. Raises SpecError if it is no single number."""
     if value is None:
         return None
     try:
@@ -226,7 +226,7 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """Return (name_of(self), self) of the innermost frame whose local `self` has a name; ("", None) if none has."""
+    """Return (name_of(self), self) for the first local `self` with a name, from `frame` outward; else ("", None)."""
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)

@@ -88,7 +88,7 @@ class Reach(NamedTuple):
     stop: NDArray[np.int64]
 
     def keys(self, items: slice, queries: slice) -> slice:
-        """Return the slice of keys that any of these queries of these batch items may attend to; it can be empty."""
+        """Return the smallest slice with all keys that any of these queries, in any of these items, may attend to."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         first, stop = np.broadcast_arrays(first, stop)
         open_rows = first < stop
@@ -97,7 +97,7 @@ class Reach(NamedTuple):
         return slice(int(first[open_rows].min()), int(stop[open_rows].max()))
 
     def is_open(self, items: slice, queries: slice, keys: slice) -> bool:
-        """Return whether all of these queries of these batch items may attend to all of these keys."""
+        """Return whether each of these queries, in each of these batch items, may attend to all of these keys."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         return bool((first <= keys.start).all() and (stop >= keys.stop).all())
 

@@ -28,8 +28,7 @@ class PackedLayout(Layout):
         packs: name of a matrix -> the projections in it.
         out: the name of the output projection's matrix.
         bias_of: name of a matrix -> name of its bias.
-        interleaved: whether rows are ordered (head, projection, width), as MXNet's operators have
-            them; otherwise (projection, head, width).
+        interleaved: whether rows are ordered (head, projection, width), as in MXNet; else (projection, head, width).
         transposed: whether matrices are (in, out).
         one_switch: whether a layer has all biases or none; otherwise each matrix has its own bias or none.
         bias_is_row: whether biases are matrices of one row.

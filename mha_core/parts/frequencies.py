@@ -185,7 +185,7 @@ class LongRope(FrequencyRule):
 
 @dataclass(frozen=True)
 class Proportional(FrequencyRule):
-    """A rule that turns the first pairs alone; their frequencies are the same as if all pairs turn (Gemma 4).
+    """A rule that turns only the first pairs. Their frequencies are the same as if all pairs turned (Gemma 4).
 
     >>> Proportional(partial_rotary_factor=0.5).frequencies(10000.0, 8, length=1)[0].round(4)
     array([1. , 0.1, 0. , 0. ])

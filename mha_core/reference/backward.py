@@ -155,7 +155,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of the input of norm `name`; that of its output without a norm in this order."""
+    """(B, heads, L, d): the gradient before the norm `name`; without a norm in this `order`, it passes unchanged."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
@@ -263,9 +263,9 @@ def d_projection_parameters(state: State) -> dict[str, NDArray]:
 
 
 def d_inputs(state: State) -> dict[str, NDArray]:
-    """Return name -> gradient of queries, keys and values, in the shapes that the caller gave, and of a past.
+    """Return name -> gradient, for queries, keys and values in their given shapes, and for past keys and values if any.
 
-    Gradients are 0 in padding, because the forward direction replaces padding by 0.
+    Gradients are 0 in padding, because the forward pass replaces padding by 0.
     """
     is_padding = new_padding(state)
     gradients = {
@@ -319,7 +319,7 @@ BACKWARD: Mapping[str, Step] = {
 
 
 class ByStep(Protocol):
-    """An object that is indexed by the names of steps, such as a State or Bounds."""
+    """An object that is indexed by the names of the reference's steps, such as a State or Bounds."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
