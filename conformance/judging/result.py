@@ -66,7 +66,7 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether every mismatch is a known deviation that no longer occurs: only the table of them is wrong."""
+        """Return whether all mismatches are listed deviations that no longer occur: only their list is wrong."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property
