@@ -77,7 +77,7 @@ class LayerAdapter:
         return isinstance(layer, self.layer_type)
 
     def check(self, layer: Any) -> None:
-        """Refuse nothing: every such layer can be recorded."""
+        """Raise nothing: every layer of this class can be recorded."""
 
 
 def own_call(
@@ -220,5 +220,5 @@ class NoneFoundError(SpecError):
 
 
 def none_found(target: Any) -> NoneFoundError:
-    """Return the error for a target in which no layer is chosen."""
+    """Return the error for a model in which no attention layer is found that can be captured."""
     return NoneFoundError(f"{type(target).__name__} has no attention layer that is known here and was asked for")

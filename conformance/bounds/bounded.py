@@ -125,7 +125,7 @@ class Rounding:
     probabilistic: bool
 
     def add(self, *errors: NDArray | float) -> NDArray:
-        """Return the bound on the sum of errors with these bounds."""
+        """Return the bound on a sum of errors, each of which has a bound in `errors`."""
         total: NDArray = np.asarray(reduce(operator.add, errors))
         if not self.probabilistic:
             return total

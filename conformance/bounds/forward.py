@@ -316,13 +316,13 @@ def scores(b: Bounds) -> Bounded:
 
 
 def kept(step: str, b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of `step` after dropout."""
+    """(B, H, Lq, Lk): the error bound of `step` after dropout."""
     bound: Bounded = b[step]
     return bound if b.state.inputs.dropout_keep is None else b.rounding.times(bound, dropout_factor(b.state))
 
 
 def merged(step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
+    """(B, heads, L, d) -> (B, L, heads * d): the error bound of `step` with its heads merged."""
     return b[step].map(merge_heads)
 
 

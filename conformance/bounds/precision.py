@@ -79,22 +79,22 @@ class Precision:
 
     @property
     def u(self) -> float:
-        """Unit roundoff of storage."""
+        """Return the unit roundoff of the storage dtype."""
         return UNIT_ROUNDOFF[self.storage]
 
     @property
     def ua(self) -> float:
-        """Unit roundoff of the accumulator."""
+        """Return the unit roundoff of the accumulator dtype."""
         return UNIT_ROUNDOFF[self.accumulator]
 
     @property
     def ur(self) -> float:
-        """Unit roundoff of plain sums."""
+        """Return the unit roundoff of plain sums (`reduction`)."""
         return UNIT_ROUNDOFF[self.reduction]
 
     @property
     def us(self) -> float:
-        """Unit roundoff of the softmax arithmetic."""
+        """Return the unit roundoff of the softmax arithmetic."""
         return UNIT_ROUNDOFF[self.softmax]
 
     @property

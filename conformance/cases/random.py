@@ -159,7 +159,7 @@ Choices = dict[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RandomProblem:
-    """A maker of the Problem of a random case from its choices."""
+    """A function that makes the Problem of a random case from the choices in `chosen`."""
 
     chosen: tuple[tuple[str, Any], ...]
 

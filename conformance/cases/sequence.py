@@ -223,7 +223,7 @@ def with_keep(keep: NDArray[np.bool_] | None) -> Change:
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
-    """Return the same call at another place of the sequence."""
+    """Return a copy of `step` for another place in the sequence, with other `words` and `changes`."""
     return replace(step, words=words, **changes)
 
 
@@ -264,7 +264,7 @@ class Base:
         return self.lens_of(self.sizes[0])
 
     def lens_of(self, batch: int) -> AttentionMask:
-        """Lengths of the first so many items."""
+        """Return a mask with the lengths of the first `batch` items."""
         return AttentionMask(valid_lens=np.array([3, 6, 7, 2] if self.few_shapes else [3, 5])[:batch])
 
     @property

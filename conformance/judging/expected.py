@@ -55,7 +55,7 @@ class Expected:
             return error.ratios, tuple(error.mismatches)
 
     def judge_of(self, subject: Subject, trace: Trace) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Compare what a subject gave, as `judge` does."""
+        """Compare the `trace` that `subject` gave, as `judge` does."""
         return self.judge(trace, subject.dtype, own=getattr(subject, "own", False))
 
     def allows(self, name: str, array: NDArray, dtype: str) -> bool:

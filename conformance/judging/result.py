@@ -75,5 +75,5 @@ class Result:
         return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it, with `rerun`."""
+        """Return all fields as JSON values, and `rerun`."""
         return {**asdict(self), "rerun": self.rerun}

@@ -36,7 +36,7 @@ class Attended(NamedTuple, Generic[Array]):
 
 
 def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
-    """Return the stages of a result, by name."""
+    """Return stage name -> array, for the stages that a result has."""
     return {name: getattr(made, name) for name in STAGES if hasattr(made, name)}
 
 

@@ -75,7 +75,7 @@ def d_bias(state: State) -> NDArray | None:
 
 
 def d_similarity(state: State) -> NDArray:
-    """(B, H, Lq, Lk): through the softcap."""
+    """(B, H, Lq, Lk): the gradient of the scores before the softcap."""
     softcap = state.config.softcap
     if softcap is None:
         return state["d_scores"]

@@ -37,7 +37,7 @@ def large_negative(rng: Rng, case: Case) -> AttentionMask:
 
 
 def step_of_decoding(rng: Rng, case: Case) -> AttentionMask:
-    """32-bit lengths by item, offsets of 16 bits."""
+    """Return a causal mask of a decoding step, with int32 lengths by item and int16 offsets."""
     past = np.full(case.batch, case.past_len, np.int16)
     lens = np.linspace(66, case.key_len, case.batch).astype(np.int32)
     return AttentionMask(valid_lens=lens, causal=True, query_offset=past)
