@@ -91,7 +91,7 @@ class Suite:
             terminalreporter.write_line(self._diagnosis(subject))
 
     def judged(self, case: Asked, subject: RemoteSubject, series: str) -> Result:
-        """Run a case on a subject and return the Result. The process that judges it imports nothing of the user's."""
+        """Run a case on a subject and return the Result. The judging process imports no module of the user."""
         from conformance.case_unit import CaseUnit
         from conformance.workers.execute import execute
 

@@ -48,8 +48,8 @@ class _Right:
 class CaseRunner:
     """A runner of one subject (a tested layer), which judges its answers case by case.
 
-    A right answer is checked by repeating the call, also after the next case, because answers may not depend on earlier
-    calls. `again` says how often (see `conformance.judging.repeats`).
+    A right answer is checked by repeating the call, also after the next case, because an answer must not depend on
+    earlier calls. `again` says how often (see `conformance.judging.repeats`).
     """
 
     def __init__(self, subject: Subject, known: Deviations | None = None, again: Again = "in every way") -> None:

@@ -256,7 +256,7 @@ def roles_of(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Return whether a module looks like attention: by its class, or by its name or num_heads if it has submodules.
+    """Return whether a module looks like attention by its class or, if it has submodules, by its name or num_heads.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])

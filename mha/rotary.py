@@ -44,7 +44,7 @@ def setting_of(config: Mapping[str, Any]) -> str | None:
 
 
 def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
-    """Return the config setting or submodule name which shows that a module has rotary positions; None if none does."""
+    """Return the config setting, or the submodule name in `inside`, that shows rotary positions; None if none does."""
     own = getattr(module, "config", None)
     described = getattr(own, "to_dict", None)
     setting = setting_of(described()) if callable(described) and "transformers" in type(own).__module__ else None

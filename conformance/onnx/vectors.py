@@ -46,7 +46,7 @@ class Vector:
         return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
 
     def problems(self) -> dict[str, Problem]:
-        """Return a dict: suffix of the case id -> problem.
+        """Return a dict: suffix of the case id ("" or "/qk") -> problem.
 
         A vector that also outputs scores before the bias or the softcap gives a second problem: a layer without bias
         and softcap, whose stage `scores` has these scores.
@@ -58,7 +58,7 @@ class Vector:
         return found
 
     def check(self, what: str, names: Iterable[str], known: Collection[str]) -> None:
-        """Raise SpecError if one of `names` is not in `known`. `what` says in the message what they are."""
+        """Raise SpecError if one of `names` is not in `known`. `what`: what they are, for the message ("input")."""
         for name in sorted(set(names).difference(known)):
             raise SpecError(f"ONNX vector {self.name!r} has the {what} {name!r}, which is not known here")
 
@@ -88,7 +88,7 @@ def _cases_of(operator: str) -> list[Any]:
 
 
 def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
-    """Return every test case of an operator in the installed `onnx`, without the "_expanded" ones (equal numbers).
+    """Return every test case of an operator in the installed `onnx`, but those named "_expanded" (equal numbers).
 
     Args:
         kind: the class of the vectors.

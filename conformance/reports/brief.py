@@ -36,7 +36,7 @@ class Cause:
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
-        is_common: whether this mistake is common in public code, while another of the causes is rare.
+        is_common: whether this mistake is common in public code, and another cause is rare there.
         label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
     """
 
@@ -100,7 +100,7 @@ class Brief:
 
     @property
     def lines(self) -> list[str]:
-        """Return lines on the causes: one for each, or several if there is a single cause."""
+        """Return lines: several if there is a single cause, else one for each cause."""
         if len(self.causes) == 1:
             return self.causes[0].lines()
         named = [one for one in self.causes if one.label]

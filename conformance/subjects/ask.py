@@ -44,9 +44,9 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`, and optionally
-            `supports(config, inputs)`, which returns None or the reason why not. If it has a
+            `supports(config, inputs)`, which returns None, or why it can't do the call. If it has a
             `time_limit` in seconds, all its code runs in another thread than the caller's.
-        problem: rounded to the subject's dtype.
+        problem: a layer and one call, rounded to the subject's dtype.
 
     Returns:
         A Trace of copied NumPy arrays, with at least an output. Their shapes, dtypes and values are not checked here.
@@ -85,8 +85,8 @@ class Turn:
         same_arrays: whether the layer gets the previous turn's array objects again, with other numbers in them.
         spoil: whether the layer's output is then overwritten, as its caller may do.
         weights: new weights, which the layer gets before the call; None: it keeps its own.
-        how: how it gets them. "set": by its `set_weights`; "in place": they are written into the arrays that `prepare`
-            was given; "prepared anew": they are written there, and a new layer, prepared from them, replaces the old.
+        how: how the layer gets new weights. "set": by its `set_weights`; "in place": they are written into the arrays
+            given to `prepare`; "prepared anew": so too, and then a layer prepared from these replaces the old one.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -109,7 +109,7 @@ class _Layer:
 
 
 class Session:
-    """A subject prepared for the layer of one problem, which can then be called repeatedly.
+    """A subject that is prepared for one problem's layer. The prepared layer can be called repeatedly.
 
     All code of the subject runs under its time limit, and its errors become messages of one line; see `ask` for the
     arguments and errors.
@@ -125,11 +125,11 @@ class Session:
         self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
-        """Return the layer's answer to `problem`'s inputs (None: the session's). The first call prepares the layer."""
+        """Return the layer's answer to a problem, by default the session's. The first call prepares the layer."""
         return next(self.answers([self.problem if problem is None else problem]))
 
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
-        """Yield the layer's answers to the inputs of these problems, in order; the first error ends them.
+        """Yield the layer's answers to the inputs of these problems, in order, and raise the first error.
 
         If the subject is in another process, all problems may be sent to it before the first answer is yielded.
         """
@@ -354,5 +354,5 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Return whether a subject can run further calls. If its attribute `recorded` is true, it replays recorded ones."""
+    """Return whether a subject can run further calls. If its attribute `recorded` is true, it only replays answers."""
     return not getattr(subject, "recorded", False)

@@ -28,7 +28,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """Return the names of optional arguments. A plain function gets those that are among its parameters.
+    """Return the names of all optional arguments. A function gets those of them that are among its parameters.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -79,7 +79,7 @@ class FunctionSubject:
     Attributes:
         function: f(weights, queries, keys, values, mask, and its options) -> output, dict stage -> array, or Trace.
         name: its name in reports.
-        options: the names from `known_options` that it has as parameters.
+        options: the names in `known_options()` that are parameters of the function.
         dtype, dtypes: the dtype of this run, and all dtypes that it computes in.
         own_supports: the author's function (config, inputs) -> what can't be expressed, or None. Default: no function.
     """
@@ -160,7 +160,7 @@ def subject_from_function(
         name: its name in reports. Default: the function's own.
         dtype: the dtype of this run. Default: the first of `dtypes`.
         dtypes: the dtypes that it computes in.
-        supports: (config, inputs) -> what of this case the function can't express, or None.
+        supports: (config, inputs) -> what the function can't compute in this case, or None.
 
     Raises:
         SpecError: the function has other parameters, or `dtype` is not among `dtypes`.
@@ -230,7 +230,7 @@ INPUTS = {
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return the end of a message: how a callable of these parameters can be judged, or what it lacks.
+    """Return the end of a message on a callable with these parameters: how it can be judged, or what it lacks.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'

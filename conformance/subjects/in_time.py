@@ -106,11 +106,11 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
 
 
 def tell(seconds: float) -> None:
-    """Tell the web page that runs Python to end it after `seconds` (0: no limit). The page replaces this function."""
+    """Have the web page that runs Python end it after `seconds` (0: no limit). The page replaces this function."""
 
 
 def alone(work: Callable[[], Any], seconds: float) -> Any:
-    """Return `work()`, run in this thread, as a browser has no other; the web page ends Python after `seconds`."""
+    """Return the result of `work()`, run in this thread (a browser has one). The page ends Python after `seconds`."""
     global _limit
     before, _limit = _limit, seconds
     tell(seconds)

@@ -19,9 +19,9 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 
 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
-    """Return the axis of the batch items in an array of a call, or in its gradient; None if it has none.
+    """Return the batch axis of an array of a call, or of its gradient, called `name`; None if it has no batch axis.
 
-    An array that broadcasts over the items has none. Positions (axes, B, L) have the items on axis 1.
+    An array that broadcasts over the batch has none. Positions (axes, B, L) have it as axis 1.
 
     >>> axis_of_items("bias", np.zeros((3, 5, 7)), batch=3), axis_of_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
     (None, 0)
@@ -81,7 +81,7 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 def with_positions(problem: Problem) -> AttentionInputs:
     """Return the inputs, with explicit positions of queries and of new keys if the layer has rotary positions.
 
-    `take_positions` needs them, because positions that are not given would be counted from the first one taken.
+    `take_positions` needs them: it would count absent positions from 0 at the first query or key that it takes.
     """
     inputs = problem.inputs
     if problem.config.rotary is None:

@@ -62,7 +62,7 @@ class LiveSubject:
     def fitted(self, problem: Problem) -> Problem | None:
         """Return the problem with the layer's own weights, and with a single input if the layer takes only one.
 
-        The result is None for another config, split inputs, a past, or Lq != Lk where a single input is taken.
+        Return None for another config, inputs split into heads, a past, or, if a single input is taken, Lq != Lk.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).
@@ -83,7 +83,7 @@ class LiveSubject:
         return Problem(self.config, self.weights, replace(inputs, cotangent=None))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words what in a call this layer can't express; None if nothing."""
+        """Return in words a feature of a call that this layer can't compute; None if there is none."""
         if inputs.dropout_keep is not None:
             return "a given keep-mask"
         if self.reading.meant is not None and not _same_mask(config, inputs, self.reading.meant(inputs)):

@@ -103,7 +103,7 @@ class LoadedSubject:
         return replace(self, time_limit=min(seconds, self.time_limit))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words what of a case the subject can't express; None if nothing.
+        """Return in words the features of a case that the subject can't compute; None if there are none.
 
         Its `supports` and its `capabilities` decide, if it has them. Features that this project added later are
         unsupported unless `capabilities` has them, because the subject may be older.

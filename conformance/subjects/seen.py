@@ -17,7 +17,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Seen:
-    """A base class of subjects that wrap another subject, from which they take the attributes that they lack."""
+    """A base class of subjects that wrap another `subject`. An attribute that they lack is looked up in that one."""
 
     subject: Any
 
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class SecondCall(Seen):
-    """A subject that calls another one's prepared layer twice, and returns the second answer."""
+    """A subject that wraps another one: it calls the prepared layer twice, and returns the second answer."""
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """Return a run that calls the subject's run twice and returns the second answer."""
@@ -89,7 +89,7 @@ FORMS = (
 
 
 def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form | None:
-    """Return the Form that all outputs have, from pairs (subject's shape, right shape); None if no Form fits."""
+    """Return the Form (wrong layout) of all outputs, from pairs (subject's shape, right shape); None if none fits."""
     is_right = all(got == right for got, right in shapes)
     fits = (form for form in FORMS if all(got == form.shape(*right) for got, right in shapes))
     return None if is_right else next(fits, None)

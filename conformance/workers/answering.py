@@ -73,7 +73,7 @@ def answers(
     calls: list[AttentionInputs],
     limit: float,
 ) -> wire.Together:
-    """Run a layer on calls; return (its answers, each name -> array; the error that ended them, or None).
+    """Run a layer on calls; return (a list of answers, each name -> array; the error that ended the calls, or None).
 
     Args:
         session: the name of the prepared layer.

@@ -75,7 +75,7 @@ class Elsewhere:
             return self.read(strangers.ask(self.home, seconds, request), kind)
 
     def read(self, answer: tuple[bytes, bytes], kind: type[Kind]) -> Kind:
-        """Return the value in an answer (the frame's kind, its content) of the process; raises as `asked`."""
+        """Return the value in an answer (frame kind, content) of the process. Raises what `asked` raises."""
         word, content = answer
         try:
             value = wire.loads(content)
@@ -127,7 +127,7 @@ class RemoteSession:
             raise error if isinstance(error, Exception) else SubjectFailed("its process sent too few answers")
 
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
-        """Yield the results of `conformance.subjects.ask.Session.turns`, from newly prepared layers."""
+        """Yield what `conformance.subjects.ask.Session.turns` yields, from layers newly prepared in the process."""
         seconds = sum(max(1, turn.times * len(turn.problems)) for turn in turns) * self._limit + GRACE_SECONDS
         arguments = (self._source, list(turns), self._limit)
         try:

@@ -58,7 +58,7 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """A `Line` to worker processes, one for each framework or subject that a unit of work needs.
+    """A `Line`, which sends requests to worker processes: one for each framework or subject that a unit of work needs.
 
     Use it as a context manager: at the end the processes become idle.
 
@@ -123,7 +123,7 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
 
 
 class Stopped(BaseException):
-    """Raised by the argument `say` of `execute`, to end a unit whose answers nobody waits for any more."""
+    """An exception that the argument `say` of `execute` raises to end a unit when nobody waits for its answers."""
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:

@@ -21,7 +21,7 @@ END_SECONDS = 3.0
 
 
 def stand_guard() -> None:
-    """Fork on Linux; go on in the child. If it or this process's starter ends, the parent ends all that is left.
+    """Fork on Linux, and go on in the child. When the child or this process's starter ends, the parent kills the rest.
 
     Call it before there are threads, with standard input as a pipe that the starter holds open.
     """

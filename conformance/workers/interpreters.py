@@ -44,12 +44,12 @@ class Home:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether only this project's code runs in the process, no framework or user's module: it is trusted."""
+        """Return whether the process is trusted: it runs only this project's code, no framework or user's module."""
         return self.name == NUMPY
 
     @property
     def keeps_processes(self) -> bool:
-        """Return whether code in the process may leave child processes running; a file from a lesson may not."""
+        """Return whether code in the process may leave child processes running; only files from lessons may not."""
         return not self.name.startswith(LEARNERS)
 
 
@@ -72,7 +72,7 @@ class Settings:
     import_limit: float = IMPORT_SECONDS
 
     def interpreter(self, home: Home) -> str | None:
-        """Return the path of the Python that is set for a Home; None for the current one."""
+        """Return the path of the Python that is set for a Home. None means the Python that runs this process."""
         return self.interpreters.get(home.name, self.interpreters.get(home.name.partition(":")[0]))
 
 

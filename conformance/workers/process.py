@@ -61,8 +61,7 @@ class WorkerProcess:
         interpreter: the path of its Python; None for the one that runs this.
         threads: how many threads a framework may use, unless the environment variables `THREADS` say it. More threads
             than cores make a small operation a hundred times slower. None: the framework's own number.
-        start_limit: seconds for the interpreter to start and to import the part of this project that is needed
-            everywhere.
+        start_limit: seconds for the interpreter to start and to import what every worker needs of this project.
 
     Attributes:
         hello: its first message, about itself.

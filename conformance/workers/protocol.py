@@ -59,11 +59,11 @@ _HEADER = struct.Struct("!Qc")
 
 
 class CannotStart(BackendError):
-    """A worker process that can't be started, or has another version of this project; the message is one line."""
+    """An error: a worker process can't be started, or has another version of this project. The message is one line."""
 
 
 class WorkerDied(RuntimeError):
-    """A worker process that ended, or had to be ended, before it answered; the message says how, in one line."""
+    """An error: a worker process ended, or had to be ended, before it answered. The message says how, in one line."""
 
 
 class TooLong(WorkerDied):
@@ -79,7 +79,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def home(self) -> Home:
-        """Return the Home (purpose) of the process for the unit's framework or user's module; else our own code's."""
+        """Return the unit's Home (purpose of a process): its framework or user's module, or else our own code."""
 
     @property
     def cost(self) -> float:
@@ -139,7 +139,7 @@ class Channel:
             return True
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Send a frame. Raises OSError if the other side is gone, or `patience`'s exception if that ends the wait."""
+        """Send a frame. Raises OSError if the other side is gone, or what `patience` raises to end the wait."""
         with self._lock:
             for part in (_HEADER.pack(len(content), kind), content):
                 view = memoryview(part)
@@ -230,5 +230,5 @@ def project_version() -> str:
 
 @cache
 def code_hash() -> str:
-    """Return a hash of the files of this project that both sides must have in common."""
+    """Return a hash of the files of this project that this process and its workers must have in common."""
     return source_hash(mha_core, conformance)

@@ -98,8 +98,8 @@ class OnTop:
     """A step that wraps another step; if several bugs wrap one step, they are applied in the bugs' order.
 
     Args:
-        beneath: the wrapped step: the definition's, or another bug's.
-        change: (state, beneath) -> the result. It may change the result of `beneath(state)`, or the state that it gets.
+        beneath: the wrapped step: the reference's, or another bug's.
+        change: (state, beneath) -> the result. It may change the result of `beneath`, or call it with another state.
     """
 
     beneath: Step
@@ -244,7 +244,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of bugs that share a fix and the first stage that they change. Calling it returns the bug of one row.
+    """A table of bugs that share a fix and the first stage that they change. A call of the table makes one row's bug.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -276,7 +276,7 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Return two functions of a state: whether its config has the optional part `field`, and what that part is."""
+    """Return two functions of a run's state: whether the config has the part `field`; that part (of type `kind`)."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
@@ -305,7 +305,7 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
 
 
 def of_past(name: str, change: Change, where: Where) -> Steps:
-    """Return {name: step}, where "keys" or "values" have `change(state, past)` as the cached past (B, G, Lp, width)."""
+    """Return {name: step}. The step ("keys" or "values") uses `change(state, past)` as its past (B, G, Lp, width)."""
 
     def changed(state: State, right: NDArray) -> NDArray:
         past = state.sizes.past_len

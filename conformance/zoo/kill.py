@@ -79,7 +79,7 @@ class KillTable:
 
 
 def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], None] = lambda case: None) -> KillTable:
-    """Run every bug on every case in every dtype; return the KillTable. `progress`: called with each case done."""
+    """Return a KillTable: which cases detect each bug, run in every dtype. Call `progress` with each case done."""
     kills = []
     for case in cases:
         kills.append(kills_of(bugs, case))
@@ -101,7 +101,7 @@ class Kills:
 
 
 def kills_of(bugs: Sequence[Bug], case: Case) -> Kills:
-    """Return the Kills of one case, on which every bug is run in every dtype."""
+    """Return which bugs one case kills (detects), in which dtypes and stages. Every bug is run in every dtype."""
     first_stages, impossible = {}, []
     with any_numbers:  # once for all runs
         for bug in bugs:
@@ -127,7 +127,7 @@ def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills])
 
 
 def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
-    """Return the first stage of the bug's run that exceeds its allowed error; "gradients" if only these do; else None.
+    """Return the first stage that the bug makes wrong; "gradients" if only gradients are wrong; None if nothing is.
 
     Raises DoesNotApply where the bug can't be made.
     """
@@ -194,7 +194,7 @@ EXPENSIVE_COST = 20.0
 
 @dataclass(frozen=True)
 class KillUnit(Unit):
-    """A unit of work for a worker process: cases to run with bugs. Each case gives `Kills`, or a line on why not.
+    """A unit of work for a worker process: cases to run with bugs. Each gives `Kills`, or a line on why it was not run.
 
     Args:
         bugs, cases: ids of bugs of the zoo, and of cases of the table.

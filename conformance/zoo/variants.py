@@ -42,7 +42,7 @@ def rerun(
         pipeline: every step, forward or backward or both, with the replaced ones among them.
         replaced: the names of the replaced steps.
         changed: whether an array that the pipeline starts from has changed already.
-        since: the State of which `state` is a rerun. Default: `state` is the finished run itself.
+        since: the finished run, if `state` is already a rerun of it. Default: `state`.
         reads: step -> names of the arrays that it reads, as `noted_run` finds them.
 
     Returns:

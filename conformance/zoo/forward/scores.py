@@ -22,7 +22,7 @@ def is_product(state: State) -> bool:
 
 
 def transposed(mask: NDArray, scores: NDArray) -> NDArray:
-    """Return a mask (..., Lq, Lk), bool or additive, with its last two axes exchanged; DoesNotApply unless Lq = Lk."""
+    """Return a mask (..., Lq, Lk), bool or additive, with its last axes swapped. Raises DoesNotApply unless Lq = Lk."""
     require(scores.shape[-1] == scores.shape[-2], "a mask can be transposed unnoticed only where Lq = Lk")
     return np.broadcast_to(mask, scores.shape).swapaxes(-1, -2)
 
