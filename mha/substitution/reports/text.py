@@ -124,7 +124,7 @@ def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
     """Yield a line on each bug that these inputs can't show; for 16-bit dtypes, also on the smallest visible mistake.
 
     Args:
-        report: what was found.
+        report: the result of `where`.
         whole: True to name the bugs; False to count them.
     """
     if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
@@ -177,7 +177,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
 
     Args:
         one: the verdict on the module.
-        around: name of a module around it whose own code is wrong, and may belong to this one in part; or None.
+        around: name of a module around it whose wrong code may partly belong to this module; None if there is none.
     """
     if one.wrong_backward:
         return _backward(one)
