@@ -33,7 +33,7 @@ class ModelConfig:
     Args:
         path: the file.
         content: the JSON object in it.
-        of_other_file: why the config does not belong to the file of weights that is read, in words; "" if it does.
+        of_other_file: in words, why the config belongs to another file than the weights; "" if it belongs to them.
     """
 
     path: Path

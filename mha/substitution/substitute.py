@@ -260,7 +260,7 @@ class Substitution:
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return `Judged.ratio` of a port's array, compared outside padding with the original's at `place` in `runs`."""
+        """Return `Judged.ratio` of a port's array against the original's at `place` in `runs`, outside padding."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
