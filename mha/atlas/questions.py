@@ -67,7 +67,7 @@ def _same(output: NDArray, answer: NDArray, near: float) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to every engine: what does it return for this call?
+    """A question to every engine (attention function): what does the engine return for a certain call?
 
     Attributes:
         id: the question's name.

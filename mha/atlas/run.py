@@ -46,7 +46,7 @@ class Left(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """An engine's answer to one question: whether it follows the definition (`status`), and the answer in words."""
+    """An engine's answer to one question: `how`, in words; `status`: whether it follows this project's definition."""
 
     question: str
     status: str
@@ -287,10 +287,7 @@ def entry_of(
     seconds: float,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Entry:
-    """Return an Entry: an engine's answers to all questions and results on the vectors `some`, or why it can't run.
-
-    `settings`, `seconds`: as for `Asker`.
-    """
+    """Return an Entry: an engine's answers to all questions and results on the vectors `some`, or why it can't run."""
     today = date.today().isoformat()
     try:
         asker = Asker(engine, settings, seconds)

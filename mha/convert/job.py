@@ -169,7 +169,7 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return (prefix of each layer in the target -> its Standing: proved, known or moved; Proofs of proved layers).
+    """Return (dict: prefix in the target -> Standing of the layer: proved, known or moved; Proofs of proved layers).
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or a layer has an array that its layout

@@ -69,7 +69,7 @@ class Cache:
     def feed(
         self, trial: Trial, x: Mapping[str, Given], state: Any, at: int, more: Mapping[str, Any] | None = None
     ) -> tuple[Answer, Any]:
-        """Return (output for the next tokens `x`, new state). `at`: position of the first token; `more`: arguments."""
+        """Return (output for the next tokens `x`, new state). `at`: position of the first; `more`: more arguments."""
         if self.step is not None:
             main = next(iter(x.values()))
             own = isinstance(self.step, str)

@@ -267,7 +267,7 @@ class Live:
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """Return code lines that define `model` (`named` is MODULE:NAME), and `t` and `n`, from and to NumPy arrays."""
+        """Return code lines that define `model` (`named`: MODULE:NAME), `t` (from NumPy arrays) and `n` (to NumPy)."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:

@@ -99,7 +99,7 @@ class Report:
             raise AssertionError("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """Return the report in lines: relations that are broken (with code), known to be, that hold, and not tested."""
+        """Return lines on relations: broken ones with code, known deviations, those that hold, and untested ones."""
         broken, held, known = self.of("broken"), self.of("holds"), self.of("known")
         said = [f"{self.name} ({self.framework}; {'; '.join(self.found)})", f"Allowed: {self.allowance.said}"]
         shown: set[str] = set()

@@ -307,10 +307,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): at [i, j] how much output i changes with input j, relative to the largest output.
-
-    `more`: further arguments of the calls.
-    """
+    """Return (L, L): at [i, j] the change of output i with input j / the largest output. `more`: more arguments."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -356,7 +353,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return (name of an argument that makes calls causal or None, name of one that should but does not or None)."""
+    """Return two names, each or None: of an argument that makes calls causal, and of one that should but does not."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

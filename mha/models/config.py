@@ -114,6 +114,6 @@ def contradiction(content: Mapping[str, Any]) -> str:
 
 
 def side_of(prefix: str) -> str | None:
-    """Return the part of a model, one of SIDES, that a layer's prefix names; None if it names none or both."""
+    """Return the one of SIDES ("encoder", "decoder") that a layer's prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None

@@ -157,11 +157,9 @@ class DecoderLayers:
 
     @classmethod
     def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> DecoderLayers:
-        """Return the attention layers that a file holds, found by the names of its arrays.
+        """Return the attention layers that a file holds, found by the names of all its arrays.
 
-        Args:
-            names: the names of all arrays.
-            said: the content of the config.json beside it.
+        `said`: the content of the config.json beside the file.
 
         Raises:
             SpecError: `read_config` refuses the config; or a layer lacks arrays, or has arrays that the model lacks.

@@ -166,9 +166,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     Call `changed` first: if it returns a reason, the result of `known_layer` is not valid.
 
     Args:
-        config: the model's config.
-        prefix: the layer's prefix.
-        layouts: names of the layouts that its arrays fit.
+        layouts: names of the layouts that the layer's arrays fit.
         rows, inputs: the sizes of its query projection: the width of all heads together, and the width of its input.
 
     Raises:
@@ -244,7 +242,6 @@ def changed(
 
     Args:
         config: the content of config.json; its `model_type` is one of the family's.
-        family: the family.
         folder: the folder of config.json.
         is_left: name of a file in this folder -> whether the user ignores it (a pattern of `leave`).
     """

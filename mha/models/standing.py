@@ -48,7 +48,7 @@ CROSS = ("crossattention", "encoder_attn")
 
 @dataclass(frozen=True)
 class Standing:
-    """A verdict on a layer: `word` is "proved", "known" or "moved" (not known); `causal`: whether calls are causal."""
+    """A verdict on a layer. `word`: "proved", "known" or "moved" (not known); `causal`: whether calls are causal."""
 
     word: str
     why: str
@@ -310,10 +310,9 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
 
 
 def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_heads: bool = False) -> SpecError:
-    """Return the SpecError for layers that are neither proved nor known. It says why, and which options would help.
+    """Return the SpecError for layers that are neither proved nor known; it says why, and which options would help.
 
     Args:
-        source: the file.
         unsettled: prefix of a layer -> why its arithmetic is not known.
         command: the command line that was given, which the message extends.
         needs_heads: whether moving a layer needs --num-heads, because the file does not tell it.

@@ -44,7 +44,7 @@ def verdict(found: Mapping[str, Sequence[float]]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """Return in words how far a framework's layer is from the reference in code for a concept; "" if not measured."""
+    """Return in words how far a framework's layer is from the reference in a concept's code; "" if not measured."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 
@@ -85,7 +85,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return words beside the code for a concept, such as "padding"; on what is missing, if the framework lacks it."""
+    """Return a text beside the code for a concept, such as "padding", or on what the framework lacks for it."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -137,7 +137,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield `margin` and a line for each known deviation, without those that another installed version has."""
+    """Yield a line after `margin` for each known deviation, except those of other versions than the installed one."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

@@ -95,7 +95,6 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
     """Return which arrays an encoder's parameters come from, after checking that the numbers are equal.
 
     Args:
-        model: the model.
         files: name of an array -> the file that holds it.
         folder: the model's folder.
         leave: patterns of names to ignore: of arrays that the model lacks, and of files.

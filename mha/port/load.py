@@ -105,7 +105,6 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
         auto: the class that loads it, such as AutoModel.
         folder: the model's folder, for messages.
         weights: the folder that is read: `folder`, or a copy of it with safetensors.
-        dtype: the dtype of the model.
 
     Raises:
         SpecError: the model can't be loaded.
@@ -190,7 +189,7 @@ def find_folder(name: str) -> Path:
 
 @contextmanager
 def no_logging() -> Iterator[None]:
-    """Return a context without warnings and progress bars of transformers; the settings are restored afterwards."""
+    """Return a context in which transformers shows no warnings and progress bars; settings are restored afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -214,10 +214,7 @@ def _flat(output: Any, padding: Any) -> NDArray[np.float64]:
 def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> TrainedModel:
     """Return the model called `name` in PACKAGED or DECODERS, or the model in the local folder `name`; no downloads.
 
-    Args:
-        name: the name of the model or the folder.
-        dtype: the dtype of the model.
-        leave: patterns of names to ignore: of arrays that the model does not have, and of other files.
+    `leave`: patterns of names to ignore: of arrays that the model does not have, and of other files.
 
     Raises:
         NotInstalled: a package that it needs is not installed.
@@ -276,9 +273,7 @@ def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
     transformers silently ignores all settings that its own class does not know: code that the folder names, another
     kind of positions, another arithmetic. With such a setting, the loaded model is not the one that was trained.
 
-    Args:
-        folder: the model's folder.
-        leave: patterns of names of files to ignore in this folder.
+    `leave`: patterns of names of files to ignore in this folder.
     """
     content, file = content_of(folder), folder / FILE
     if not is_encoder(content):

@@ -112,8 +112,8 @@ class PortReport:
 
     Attributes:
         tokens: the number of tokens of each text; () if arrays were given.
-        arrays: where each parameter of the model comes from, and which arrays of its files were ignored; None for a
-            live model.
+        arrays: where each parameter of the model comes from, and which arrays of its files were ignored; None if it was
+            not loaded from files.
         coverage: which of the modules that look like attention made calls that were recorded.
         unread: name of a module -> why its attention function could not be replaced by a backend's.
         rows_without_key: how many queries are fully masked, and so not compared in the model's own calls.
@@ -121,7 +121,7 @@ class PortReport:
         diagnoses: ORIGINAL or a backend with wrong numbers -> the first wrong array and the bug that explains it.
         versions: ORIGINAL or backend -> package -> version.
         unseen: bugs that would not have changed these calls noticeably; None if they were not looked for.
-        outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
+        outputs: what the model returns, in words: sentence embeddings, logits of the last token, or outputs.
         continued: ORIGINAL or backend -> the model's continuation of each text with this attention; {} for an encoder.
         interrupted: whether the user ended the run before the report was complete.
     """

@@ -87,8 +87,7 @@ class ProjectedLayer:
 
     Args:
         hooks: the framework's functions.
-        name: the layer's name in the model.
-        layer: the layer.
+        name, layer: the layer's name in the model, and the layer.
         said: the names of the linear submodules (projections), and how the layer uses them.
         judge: a function that compares a call with the reference.
         sure: True if `said` is from the user; False if it was guessed from the submodules' names.
@@ -359,7 +358,6 @@ def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *,
         rows: (rows, ...): all rows of the projection's matrix, or of its outputs with the channels as the first axis.
         roles: "q", "k" and "v", or two of them, in the order of their rows.
         columns: how many rows belong to the queries of all heads.
-        num_heads: the number of heads.
         by_head: True for rows head by head (q, k, v of head 0, then of head 1, ...); False for role by role.
 
     Raises:

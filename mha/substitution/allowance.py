@@ -89,8 +89,7 @@ def judge(
     """Return a comparison (Judged) of a port's array with the original's array in float64.
 
     Args:
-        got: the port's array, of the shape of `exact`.
-        exact: the original's array in float64.
+        got, exact: the port's array, and the original's in float64, of equal shapes.
         roundings: the original's array from several computations, whose rounding errors differ.
         dtype: the port's dtype.
         bound: the derived bound on the error of each element; None if there is none.
@@ -129,7 +128,10 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """The original's outputs, key path -> array: `exact` in float64, `roundings` less exact, `bounds` on the errors."""
+    """A module's outputs in the original, as dicts of key path -> array.
+
+    `exact`: in float64. `roundings`: from several runs with rounding errors. `bounds`: bounds on these errors.
+    """
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]

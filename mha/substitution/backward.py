@@ -68,8 +68,7 @@ def judged_backward(
     """Return a Backward: a verdict on the gradients of a port's module in all its calls.
 
     Args:
-        own: the original model.
-        recording: the port's recording.
+        own, recording: the original model, and the port's recording.
         calls: (position of the original's call, position of the port's) for each call of the module.
         parts_right: whether the gradients of all submodules are right, so that an error is the module's own.
     """

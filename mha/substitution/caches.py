@@ -32,8 +32,7 @@ class Caches:
     """A tool that copies the port's cached keys and values into the original's caches, and compares both caches.
 
     Args:
-        own: the original.
-        recording: the port's recording, with its attention layers.
+        own, recording: the original, and the port's recording with its attention layers.
         pairs: which modules of the original and the port belong together.
         paired_calls: `Parts.paired_calls`, which pairs the calls of two such modules.
     """

@@ -41,7 +41,7 @@ MOST_ARRAYS = 16
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a module computes from: input arrays, parameters, and constants.
+    """A record of what a module computes from: input arrays, parameters, and constants.
 
     Attributes:
         inputs: its input arrays.
@@ -60,7 +60,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return the parameters as (matrix, bias or None) of each linear layer; None if they are not such pairs."""
+        """Return the parameters as a list of (matrix, bias or None), one per linear layer; None if that can't be."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -293,7 +293,7 @@ class Norm(NamedTuple):
 
 
 def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
-    """Yield each Norm of the inputs that equals `exact` to about 1e-5: some modules compute norms in float32."""
+    """Yield each Norm of the inputs that equals `exact` to 1e-5 (coarse, as some modules compute norms in float32)."""
     with any_numbers:
         for one in _norms_in(known):
             x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)

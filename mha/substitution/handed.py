@@ -260,9 +260,12 @@ def with_makers_of_masks(
 ) -> WhereReport:
     """Return the report with a wrong mask blamed on the module that makes it, not on modules that only use it.
 
-    `ready`: name of a wrong module -> its calls. `handed`: its name -> the comparison of its attention function's
-    arguments; only modules where the mask alone differs count. The maker of a mask is the innermost module around
-    them that does not get the mask as an input. No module is blamed if the model itself gets the mask.
+    The maker of a mask is the innermost module around its users that does not get the mask as an input. No module is
+    blamed if the model itself gets the mask. Only modules that differ in nothing but the mask count as its users.
+
+    Args:
+        ready: name of a wrong module -> its calls, each with the original's call.
+        handed: name of a wrong module -> the comparison of its attention function's arguments with the original's.
     """
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():

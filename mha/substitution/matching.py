@@ -78,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield {key path: array}: the port's image or patches of a pair in `found`, in another order inside each patch."""
+    """Yield {key path: array}: the port's array of a pair of an image and its patches, read in another patch layout."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue

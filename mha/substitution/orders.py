@@ -44,7 +44,7 @@ def in_which_order(
     *,
     one_framework: bool = False,
 ) -> tuple[InOrder, str]:
-    """Return whether the numbers in a port's parameters, which are the original's, have the original's order.
+    """Return whether a port's parameters, which hold the original's numbers, hold them in the original's order.
 
     Args:
         own: name -> parameter of the original's module.
@@ -105,7 +105,7 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
 
 
 def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
-    """Return in words which parameters of the original (`own`) the port lacks; "" if none, or if it has others."""
+    """Return in words which parameters of the original (`own`) a port lacks; "" for none, or if it has others."""
     theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
     lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
     if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):

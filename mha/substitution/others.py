@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, comparison) for each mask among the port's inputs `given` that equals none of the original's."""
+    """Yield (key path, comparison) for each mask among the port's inputs `given` that equals no mask in `own`."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -63,8 +63,7 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
     """Return bool (B, L), True at padding that was found in a call inside `around`; None if none was found.
 
     Args:
-        original: the original model.
-        around: the call; each call that was made during it is searched for padding.
+        original, around: the original model, and its call; calls made during this call are searched for padding.
         paired: positions of modules to skip, because they are judged on their own.
     """
     calls = original.calls
@@ -94,9 +93,8 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
     """Yield a sentence for each two inputs of a submodule that the port exchanges, such as keys and values.
 
     Args:
-        name: the name of the submodule.
-        pairs: its inputs in the port, paired with those in the original.
-        own: key path -> its input in the original, in float64.
+        name, pairs: the submodule's name, and its inputs in the port, paired with those in the original.
+        own: key path -> input of the submodule in the original, in float64.
         unit: the unit roundoff of the port's dtype.
     """
     for one, other in combinations(pairs, 2):
@@ -109,9 +107,9 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that names the known array, or the sum of two, that `got` and `right` are equal to.
+    """Return a sentence that names what `got` equals, and what `right` equals: a known array, or a sum of two.
 
-    Return None if either of the two equals no known array or sum, or more than one.
+    Return None if `got` or `right` equals no known array or sum, or more than one.
 
     Args:
         what: the array, in words.

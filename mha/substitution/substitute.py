@@ -34,8 +34,7 @@ class Substitution:
     """A call of a port's module and its original's call, ready to run the original's module on the port's inputs.
 
     Args:
-        original: the original model.
-        recording: the port's recording.
+        original, recording: the original model, and the port's recording.
         call, recorded: the original's call, and the port's.
 
     Raises:
@@ -266,7 +265,7 @@ class Substitution:
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return key path -> float64 output of the original's module with its own submodules. Call `judge` first."""
+        """Return key path -> float64 output of the original's module, no submodule replaced. Call `judge` first."""
         return self._alone.exact
 
     @property

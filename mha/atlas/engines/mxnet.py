@@ -30,7 +30,7 @@ def back(array):
 
 
 def interleaved(q, k, v, *, bias=None, lengths=None):
-    """Return attention by MXNet's two interleaved_matmul operators, and between them a softmax with `lengths`."""
+    """Return attention by MXNet's two interleaved_matmul operators, with bias and softmax (up to `lengths`) between."""
     batch, heads, queries, width = q.shape
     if v.shape[3] != width:
         raise CannotExpress("values of another width")

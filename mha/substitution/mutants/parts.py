@@ -26,13 +26,13 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input or output.
+    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input, and output.
 
     Attributes:
         call: the same call in the original model's own run.
         module, turn: position of the part, and the number of its earlier calls.
         name, kind: name and class of the part.
-        top: position of the outermost part's call during which this call was made; its own position if there is none.
+        top: position of the outermost part's call in which this call was made; this call's own position if none.
     """
 
     call: OriginalCall
@@ -63,10 +63,9 @@ class PartCall:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """A residual sum r + p, where p is the output of a submodule (called part).
+    """A residual sum r + p, where r is the residual, and p the output of a submodule (called part).
 
     Attributes:
-        r: the residual.
         part: the part's call, whose output is p.
         before: the calls of norms whose input is r.
         after: the calls of norms whose output is r.
@@ -83,8 +82,7 @@ class Sum:
 class Inside:
     """A tool that runs one module of the original, and can replace outputs of its submodules (called parts).
 
-    Args:
-        ready: a call of the module that was judged.
+    `ready`: a call of the module that was judged.
     """
 
     def __init__(self, ready: Substitution) -> None:

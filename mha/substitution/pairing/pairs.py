@@ -166,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return the pairs (original -> port) of direct submodules, not leaves, that are called in different orders."""
+        """Return the pairs (original -> port) of direct submodules, except leaves, that are called in other orders."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]

@@ -37,7 +37,7 @@ class Beside:
     Attributes:
         name: the name of the activation.
         active: the activation as a function, if the original's module has it; None if the port's has it.
-        equal: whether the two modules differ in nothing else.
+        equal: whether the two modules are equal apart from this.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Beside:
 def activation_beside(
     known: Known, exact: Mapping[Place, NDArray], got: Mapping[Place, NDArray], dtype: str
 ) -> Beside | None:
-    """Return the activation that only one of two paired modules applies after its matrix product; None if none.
+    """Return the activation that only one of two paired modules applies after its matrix product, or None.
 
     In the example, the original's module applies ReLU to the product, and the port's module returns the product.
 

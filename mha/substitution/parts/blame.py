@@ -30,7 +30,7 @@ KNOWN = ("", "same")
 
 
 class Blame(Parts):
-    """A `Parts` that decides which modules are blamed. A module's "lines" are its own code, outside its submodules.
+    """A `Parts` that decides which modules to blame for errors. A module's "lines": its code outside its submodules.
 
     Attributes:
         in_lines: position of a module with wrong lines -> the comparison of its worst call, where the port's outputs
@@ -195,8 +195,8 @@ class Blame(Parts):
         """Change "wrong" to "not judged" for modules that can only be judged when others are corrected.
 
         These are: modules whose parameters differ from their original's, if wrong code around them may compensate that;
-        modules after a wrong one that have more outputs than their original; and modules after a wrong one whose class
-        has another module that is right together with the code around it.
+        modules after a wrong one, if they have more outputs than their original; and modules after a wrong one, if
+        another module of their class is right together with the code around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -280,7 +280,7 @@ class Blame(Parts):
         """Return the comparison of a module with submodules that are right if True in masks means the opposite.
 
         These submodules run as in the original, on the original's masks: the port's outputs would hide that a mask is
-        inverted. Return None if there are none, if one has wrong code, or if this comparison shows no error.
+        inverted. Return None if no submodule is so, if one has wrong code, or if this comparison shows no error.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []

@@ -36,8 +36,7 @@ VAGUE = "in another order"
 class Rewritten:
     """A search for submodules judged wrong that may only divide the computation in another way than the original.
 
-    Args:
-        parts: both models, with a verdict on every module.
+    `parts`: both models, with a verdict on every module.
     """
 
     def __init__(self, parts: Parts) -> None:

@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the submodules of `port` that have a verdict (`judged=False`: none), but none inside a judged one."""
+        """Return the outermost submodules of `port` with a verdict; `judged=False`: those without, outside of these."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -91,7 +91,7 @@ class Parts:
         return list(in_order(left, [(one, sizes_of(self.recording.calls[one].shapes)) for one in other]))
 
     def division(self, inner: Sequence[int], ready: Ready, calls: Calls) -> Division:
-        """Return which submodules in `inner` are wrong alone, but right with the code around them, as a Division."""
+        """Return which of the submodules `inner` are wrong alone but right with the code around them, as a Division."""
         wrong = [one for one in inner if self.results[one].status != "equal"]
         known = {one: self.beside[one] for one in wrong if one in self.beside}
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)

@@ -67,7 +67,7 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 
 def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
-    """Return the least root mean square of b - a, where `counts` is True, among slices such as x[i], x[:, i], and all.
+    """Return the least rms of b - a, where `counts` is True, in a slice x[i], x[:, i], ... or in the whole array.
 
     >>> least_slice(np.zeros((2, 3)), np.array([[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]]))
     0.0
@@ -84,7 +84,7 @@ def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The difference that is allowed between the inputs of two paired layers, relative to the inputs' size.
+    """A difference that is allowed between the inputs of two paired layers, relative to the inputs' size.
 
     The code between two attention layers is unknown, but it spreads rounding errors over all elements. So the inputs
     of the next layer may differ by a constant times `carried`, the root mean square of earlier differences.
@@ -114,7 +114,7 @@ class Allowance:
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
-        """Return (largest difference of an element in `found`, the difference from `a` that is allowed there)."""
+        """Return (largest difference of an element, by `found`; allowed difference of this element from `a`)."""
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
@@ -122,7 +122,7 @@ class Allowance:
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
-        """Return difference / allowed difference: the larger ratio of the mean's and the worst element's."""
+        """Return the larger of two ratios, difference / allowed difference: of the mean, and of the worst element."""
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod

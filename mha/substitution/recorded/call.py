@@ -59,7 +59,7 @@ class ComparedCall:
 
 @dataclass
 class CallDifferences:
-    """The differences of two recorded calls in inputs, mask and cached keys.
+    """A record of the differences of two recorded calls in inputs, mask and cached keys.
 
     Attributes:
         inputs: the largest difference / allowed difference of the inputs; None if their shapes differ.

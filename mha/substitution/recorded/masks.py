@@ -174,7 +174,7 @@ def _centred(bias: NDArray, counts: NDArray[np.bool_]) -> NDArray:
 
 
 def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
-    """Return bool (B, Lq), True at queries of a self-attention whose own key is padding by both calls' masks.
+    """Return bool (B, Lq), True at queries of self-attention whose position is padding in both calls' masks.
 
     These rows have no influence on any other row of this layer's output, or of a later layer's.
     """

@@ -38,9 +38,7 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
     Weights are compared after rounding to the narrower of the two dtypes. A missing bias counts as zeros, repeated key
     heads count as grouped heads, and the scale of the scores may be a factor of the query weights.
 
-    Args:
-        a, b: the layers.
-        index: the arrays of all of the original's layers.
+    `index`: the arrays of all layers of the original.
     """
     dtype = narrower(a.dtype, b.dtype)
     own, other = _comparable(a), _comparable(b)

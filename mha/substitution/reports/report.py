@@ -90,7 +90,7 @@ class ModuleResult:
         bound: the worst error / derived bound (1 is allowed); None without a bound. For two recordings, the worst
             difference / allowed difference.
         rounding: the measured rounding error of the output / the output.
-        place, index: the place of the worst array, and the index of its worst element.
+        place, index: the name of the worst array, and the index of its worst element.
         got, expected: the value of that element in the port, and in the original.
         reason: why it was not judged, or another remark; else "".
         parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. For a wrong
@@ -152,7 +152,6 @@ class WhereReport:
     """A report by `where`: a result for each module of the port that was called, in the order of the calls.
 
     Attributes:
-        results: one for each module.
         uncovered: names of modules whose own parameters only the whole model's outputs can judge.
         dtype: the port's dtype.
         versions: package -> version, from the port's recording.
