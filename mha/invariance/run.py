@@ -59,8 +59,8 @@ def invariants(
     Args:
         model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
             arrays.
-        inputs: what it is called with, by the argument's name or in order; the first has shape (batch, length, ...).
-            Default: inputs that are made from its signature and its config.
+        inputs: the model's arguments, by name or in order; the first one has shape (batch, length, ...).
+            Default: inputs that are made from the model's signature and config.
         make: a function without arguments that made the model, for the code that is printed.
         step: a function `step(tokens, state)` that returns (output, state); the first state is None.
         causal: whether the model is causal. Default: judged by its attributes and its outputs.

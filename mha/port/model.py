@@ -352,7 +352,7 @@ def find_decoder(name: str) -> Path:
 
 
 def check_named(name: str, leave: Collection[str] = ()) -> None:
-    """Raise SpecError or NotInstalled if the model `name` can't be loaded, before anything is imported."""
+    """Raise SpecError or NotInstalled if files show that the model `name` can't be loaded. No framework is imported."""
     if name in DECODERS:
         find_decoder(name)
     else:

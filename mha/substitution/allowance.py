@@ -31,8 +31,8 @@ class Judged:
     """A comparison of one output array of a port with the same array of the original.
 
     Attributes:
-        ratio: max(rms(error) / rms(rounding), max(error) / max(rounding) / 2), where `rounding` is a measured rounding
-            error. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
+        ratio: max(rms(e) / rms(r), max(e) / max(r) / 2) for the elements' errors e and measured rounding errors r. If
+            an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
         worst: the index of the element with the largest error.
         got, expected: the port's and the original's number at this index.
         error: the largest error.

@@ -44,7 +44,7 @@ Given = tuple[AttentionConfig, AttentionInputs]
 
 @dataclass(frozen=True)
 class Handing:
-    """A comparison of the arguments that a port's module gives to its attention function with the original's.
+    """A comparison of two modules, a port's and its original, by the arguments that they give to attention functions.
 
     Attributes:
         text: the comparison in a sentence.
@@ -64,9 +64,9 @@ class Handing:
 def handed_over(
     own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any
 ) -> Handing | None:
-    """Return a comparison (Handing) of the arguments that a module gives to its attention function.
+    """Return a comparison (Handing) of the arguments that a module and its original give to attention functions.
 
-    Return None if the calls of the port's or the original's function can't be read, or if their numbers differ.
+    Return None if calls of the port's or the original's function can't be read, or if one makes more calls.
 
     Args:
         own: the original's modules and calls; `model` is the original model itself.

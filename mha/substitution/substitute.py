@@ -130,7 +130,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """Make later calls of `judge` read True in the port's masks with the meaning that it has in the original's."""
+        """Make later calls of `judge` read True in the port's masks as True is read in the original's masks."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -393,7 +393,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return copies of the arrays; each float outside masks is multiplied at random by 1 +- the unit roundoff."""
+        """Return copies of the arrays, each float outside masks times 1 + u or 1 - u at random (u: unit roundoff)."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {

@@ -154,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most other layers pair these two names too. Layers with another order of calls don't count."""
+        """Return whether most other layers pair modules of these names too. Layers in another order don't count."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():

@@ -30,7 +30,7 @@ RIGHT = ("equal", "divided otherwise")
 
 
 class Parts:
-    """The modules and calls of an original and its port, with the verdicts on the port's modules, innermost first.
+    """A record of an original's and its port's modules and calls, with verdicts on the port's, innermost first.
 
     Attributes:
         results: position of a module -> the verdict on it.
@@ -129,7 +129,7 @@ class Parts:
         Args:
             inner: positions of the submodules whose outputs are replaced.
             ready, calls: the calls of the module as Substitutions, and their positions (original's, port's).
-            instead: position of a submodule -> what replaces its outputs, if not the port's outputs.
+            instead: position of a submodule -> what replaces its outputs, if not the port's outputs: an `Instead`.
             others: further submodules as Parts, which have no original.
             unasked: positions of submodules whose floating-point inputs are not compared.
         """

@@ -110,7 +110,7 @@ class Allowance:
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-        """Return the difference of two arrays where `counts` is True; EQUAL if they are equal in `dtype`."""
+        """Return the difference of two arrays where `counts` is True; EQUAL (none) if they are equal in `dtype`."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:

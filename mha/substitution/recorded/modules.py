@@ -81,7 +81,7 @@ def modules_apart(
     Args:
         original, port: recordings of one call of each model.
         layers: the report on their attention layers. A layer that is wrong in `layers` is wrong in the result too.
-        rows: bool (B, L), True at positions outside padding; None: all.
+        rows: bool (B, L), True at positions outside padding; None means all positions.
         pairs: name of a module of the original -> name of the port's, for pairs that the search would not find.
         progress: called with a text on the current step.
 

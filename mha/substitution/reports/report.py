@@ -21,7 +21,7 @@ PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two recorded calls.
+    """A difference between two recorded calls.
 
     Attributes:
         part: what differs, one of PARTS, such as "mask".
