@@ -46,10 +46,10 @@ class ConvertedLayer:
         from_layout: the layout by which it was read.
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
-        source, target: for either file, what ran the layer as read from it, and the error (SideResult).
+        source, target: for each of the two files, what ran the layer as read from it, and the error (SideResult).
         standing: whether the original's arithmetic is proved, known or neither (see `mha.models.standing`), and whether
             the original calls the layer causally.
-        causal_call: what a call of the target's layer needs to be causal, in words; "" if the original's is not causal.
+        causal_call: what a call of the converted layer needs to be causal, in words; "" if the original is not causal.
         notes: remarks for the report, such as biases filled with zeros and arrays that were left out.
     """
 
@@ -70,9 +70,9 @@ class Conversion:
     """A result of `convert`.
 
     Attributes:
-        source, out: the files.
-        to_layout: the layout that was written.
-        layers: every layer, in the order of the model.
+        source, out: the paths of the file that was read, and of the file that was written.
+        to_layout: the name of the layout that was written.
+        layers: every converted layer, in the order of the model.
         size: bytes of the file that was written.
         seconds: duration of the conversion.
         survey: everything in `source` that looks like attention, converted or not.
@@ -275,7 +275,7 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
 def check_choices(
     name: str, out: Path, from_layout: str | None = None, dtype: str | None = None
 ) -> tuple[Layout, Format]:
-    """Return (the layout `name`, the format of the file `out`). SpecError if such a file can't hold the layout."""
+    """Return (the layout called `name`, the format of file `out`). SpecError if the format can't hold the layout."""
     target = get(name)
     fitting = [one for one in FORMATS if _go_together(one, target) and not one.readable_only]
     endings = ", ".join(suffix for one in fitting for suffix in one.suffixes if not one.layouts or name in one.layouts)

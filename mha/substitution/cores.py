@@ -85,8 +85,7 @@ def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, 
     """Return a dict: name of a module -> what is wrong in its attention between the projections, in a sentence.
 
     Args:
-        own: the original model.
-        recording: the port's recording.
+        own, recording: the original model, and the port's recording.
         originals: name of each port's module with a mistake in its own code -> name of its original.
     """
     found = {}
