@@ -30,7 +30,7 @@ class FoundLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        layouts: the layouts that its arrays may have, judged by names and numbers of axes; the likeliest first.
+        layouts: the layouts (such as "llama") that its arrays may have, by names and numbers of axes; likeliest first.
         shapes: name within the layer -> shape, for the arrays of the first layout in `layouts`.
         dtypes: the dtypes of these arrays.
         num_heads, num_kv_heads: the numbers of query heads and key heads; None where neither the shapes nor the file's
@@ -46,7 +46,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Return every attention layer whose arrays fit a known layout, sorted by `in_order`."""
+    """Return every attention layer whose arrays fit a known layout, sorted by the numbers in the layers' prefixes."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -59,7 +59,7 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
 
 
 def none_found(where: str, names: Iterable[str]) -> str:
-    """Return the error message for a file in which no layer was found. It has the file's names, and what to do."""
+    """Return the error message for a file in which no layer was found: some of its array names, and what to do."""
     return (
         f"{where}: no attention layer of a layout that is known (mha convert --layouts) among its arrays "
         f"{listed(list(map(shown, names)), 3) or '(it has none)'}; where names mean nothing, "
@@ -100,7 +100,7 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts by which to read a layer, best first. Raises SpecError if fitting layouts read it differently.
+    """Return the layouts that fit a layer, best first; all read the same weights. SpecError if they disagree.
 
     Args:
         asked: the name of the only layout to use; None: all that fit.
@@ -126,7 +126,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return the layouts that fit a layer's names, in groups. The layouts of a group read the same weights."""
+    """Return groups of the layouts that fit a layer's names. All layouts of a group read the same weights."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)
@@ -134,7 +134,7 @@ def readings(layer: FoundLayer) -> list[list[Layout]]:
 
 
 def caveats(*layouts: Layout) -> list[str]:
-    """Return the warnings about these layouts that a report shows whenever they are read or written."""
+    """Return the warnings that a report shows when a layer is read or written in one of these layouts."""
     return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
 
 
@@ -174,7 +174,7 @@ def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
 
 
 def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:
-    """Return (output width, input width) of each projection, queries first; (0, 0) if its shape does not tell."""
+    """Return (output width, input width) of each projection, queries first; (0, 0) if an array is no matrix."""
     layout = get(layer.layouts[0])
     packs = getattr(layout, "packs", {})
     found = []

@@ -26,7 +26,7 @@ class Stray:
         prefix: the layer's prefix.
         name: the full name of the array in the file.
         meant: the name of the optional array that the layer lacks.
-        neighbour: the prefix of a similar layer, to which `name` belongs; None if `name` is a misspelling of `meant`.
+        neighbour: the prefix of a similar layer that has the array `name`; None if `name` is a misspelling of `meant`.
     """
 
     prefix: str
@@ -106,7 +106,7 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 
     Args:
         path: the file.
-        strays: the strays of all its layers.
+        strays: a Stray for each array that a layer in the file seems to lack.
         prefixes: the prefixes of the chosen layers.
         one: whether a single layer was chosen by its prefix; such a layer may differ from similar layers.
     """

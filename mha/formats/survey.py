@@ -64,8 +64,8 @@ class Survey:
 
     Attributes:
         path: the file.
-        layers: layers with all required arrays, in the order of the model (see `in_order`).
-        incomplete: layers that lack arrays, in the same order.
+        layers: layers with all required arrays, in the order of the model (by the numbers in their prefixes).
+        incomplete: layers that lack required arrays, in the same order.
         unseen: modules whose names look like attention, but whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, in the same order.
         passed_over: other files of weights beside this one, if the source was a folder.
@@ -82,7 +82,7 @@ class Survey:
     strays: tuple[Stray, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
-        """Return prefix -> number of the layer, counted from 0 in the order of the model, with incomplete layers.
+        """Return prefix -> number of the layer, from 0 in the order of the model. Incomplete layers are counted too.
 
         Args:
             layout: number only the layers that may have this layout. Default: all layers.
@@ -123,7 +123,7 @@ class Survey:
         """Return one line: how many of the modules that look like attention were read, and which were not.
 
         Args:
-            read: the prefixes that were read. Default: those of all whole layers.
+            read: the prefixes that were read. Default: those of all `layers`.
         """
         wanted = [layer.prefix for layer in self.layers] if read is None else list(read)
         others = [repr(layer.prefix) for layer in self.layers if layer.prefix not in wanted]
@@ -151,10 +151,10 @@ class Survey:
 
 
 def survey_file(path: str | Path) -> Survey:
-    """Return the `survey` of a file or folder of weights.
+    """Return the Survey of a file or folder of weights: its attention layers, and what else looks like attention.
 
     Raises:
-        SpecError: as `mha.formats.open_checkpoint`.
+        SpecError: as `mha.formats.open_checkpoint` raises it.
     """
     with open_layers(path) as checkpoint:
         return survey(checkpoint, path)
@@ -248,7 +248,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Return the beginning of an array's name that names an attention module; None if no word in it does.
+    """Return the attention module with which an array's name begins; None if no word in the name means attention.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

@@ -105,7 +105,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """Return the results that the learner's function would give with `steps` in place of the right steps."""
+        """Return the function's results if `steps` (name -> function of the State) replace the right steps."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):

@@ -129,7 +129,7 @@ def _number_of(path: str) -> int:
 
 
 def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
-    """Run the learner's file on some cases, in the process of its framework, and return its answers."""
+    """Return an Attempt (answers, or a problem): the learner's file is run on `places` in its framework's process."""
     asked = Asked(
         path,
         exercise.function,
@@ -143,7 +143,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """Return the verdict on a function's answers. It names one mistake, and shapes and dtypes before numbers."""
+    """Return the Verdict on the answers `tried` to the cases `there` (default: the exercise's); shapes come first."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
@@ -215,7 +215,7 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
 
 
 def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
-    """Return the index of the first row with a wrong element; () if none has one, or if a shape is wrong."""
+    """Return the index of the first row with a wrong element; () if there is no such row, or a shape is wrong."""
     for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return ()

@@ -44,7 +44,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return name -> wrong step, for those steps of these bugs that the exercise asks for."""
+    """Return step name -> the function that a bug puts in its place, for the steps that the exercise asks for."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -54,7 +54,7 @@ def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
 
 @cache
 def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
-    """Return a Mistake for every bug in the steps that the exercise asks for, if it changes the answer to a case."""
+    """Return a Mistake (a bug and its answers) for every bug that a learner may make and that changes some answer."""
     found = []
     there = bench(exercise)
     for bug in all_bugs():
@@ -87,8 +87,8 @@ class Found:
 
     Attributes:
         explanations: alternatives, each of one bug, or of two if no single bug explains all answers.
-        unknown: the number of wrong rows that are not explained, because two bugs of one step act there and can't be
-            run together. 0 if everything is explained.
+        unknown: the number of wrong rows that are not explained, because two bugs change the same step there, and can't
+            be run together. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 
@@ -189,7 +189,7 @@ def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer], *, str
 
 
 def same(answer: Answer, other: Answer, place: Place) -> bool:
-    """Return whether the answer of a bug and the answer of a learner to a case are equal within rounding."""
+    """Return whether two answers to a case, a bug's and a learner's (`other`), are equal within rounding."""
     return all(
         one.shape == two.shape and bool(close(one, two, allowed).all())
         for one, two, allowed in zip(answer, other, place.allowed, strict=True)
@@ -243,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate whose function gives these answers, shapes too; "" if none does."""
+    """Return the sentence of the first candidate (sentence, function) that gives these answers and shapes, or ""."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

@@ -62,9 +62,9 @@ class Progress:
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """Return the exercise that is to follow `exercise`, among those not begun; None if there is none.
+    """Return the exercise to do after `exercise`, from those of `there` that are not begun; None if all are begun.
 
-    After an exercise of the course, or the class of a lesson, other exercises of the course come first.
+    After an exercise of the course, or one that writes a lesson's class, the course's exercises come first.
     """
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]

@@ -72,7 +72,7 @@ class Capture:
 
     @property
     def coverage(self) -> Coverage:
-        """Return which modules that look like attention were recorded so far."""
+        """Return the Coverage: which modules that look like attention were recorded so far, and which were not."""
         names = (self.owners.get(layer.name, layer.name) for layer in self.layers)
         return self.survey.coverage(list(dict.fromkeys(names)))
 
@@ -97,7 +97,7 @@ class Capture:
         return self.calls[-1]
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Replace the outputs of these calls. Drop calls whose new outputs are None, and layers without calls."""
+        """For each (call, new outputs): replace the outputs, or drop the call if None. Drop layers without calls."""
         found = {id(call): outputs for call, outputs in outcomes}
         kept, gone = [], []
         for position, call in enumerate(self.calls):

@@ -44,7 +44,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Parts, Protocol):
-    """A protocol for the Python module that records a framework; an entry point of the group "mha.capture" names it."""
+    """A protocol for a Python module that records one framework. Entry points of the group "mha.capture" name them."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -55,12 +55,12 @@ class Hooks(Parts, Protocol):
         """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
-        """Run a layer on small inputs to check it, and return (config, canonical weights)."""
+        """Run a layer on small inputs to check it. Return (its AttentionConfig, its weights by canonical name)."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
         """Return (names of the direct submodules with parameters, a function without arguments).
 
-        The function returns the `id` of each module inside. If each call makes new modules (Flax linen), it is None.
+        The function gives the `id` of each module inside; None in its place if each call makes new modules (linen).
         """
 
     def watch(
@@ -72,13 +72,13 @@ class Hooks(Parts, Protocol):
     ) -> AbstractContextManager[None]:
         """Return a context that runs `seen(name, layer, arguments by name, output)` after each call of a chosen layer.
 
-        If `seen` returns something else than None, that replaces the output. Before the call, `begun(name, layer,
-        call)` runs, where `call` is a result of `mha_core.capture.as_called`. For the calls of a module inside a scan,
-        which have no numbers to read, only `begun` runs, with None as `call`.
+        `choose(name, module)` returns None for other modules. What `seen` returns replaces the output, unless it is
+        None. Before the call `begun(name, layer, call)` runs; `call` comes from `mha_core.capture.as_called`. For the
+        calls of a module inside a scan only `begun` runs, with None as `call`.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
-        """Return a context in which `handle` gets the calls of the framework's attention function inside the target.
+        """Return a context in which `handle` is called with each call of the framework's attention function.
 
         The hooks of a framework without such a function lack this method.
         """
@@ -135,7 +135,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """Return a function: module -> the adapter that can record it; None if there is none.
+    """Return a function: module -> the Adapter that can record it, or None if no adapter can.
 
     Adapters for transformers are tried only if transformers is imported.
     """

@@ -95,7 +95,7 @@ def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: Atten
         dtype: "float64", "float32", "float16" or "bfloat16".
 
     Raises:
-        SpecError: they do not fit each other, or there is no such dtype.
+        SpecError: config, weights and inputs do not fit each other, or there is no such dtype.
 
     >>> from mha_core import init_weights
     >>> config = AttentionConfig(6, 2)

@@ -55,7 +55,7 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Return whether a run of the reference with a bug (`state`) exceeds the error bound of some recorded output."""
+    """Return whether `state`, a run of the call with a bug, exceeds the error bound of a recorded output."""
     return shows.first_stage(state) is not None
 
 
@@ -74,7 +74,7 @@ class UndetectableBugs:
         never_asked: a feature that no call has ("a causal mask") -> ids of the bugs that need it to show.
         impossible: ids of bugs that these layers can't have, such as a forgotten bias where there is none.
         untried: ids of bugs for which there was no time.
-        beyond: in words, settings that would be visible neither in any array nor in these calls.
+        beyond: in words, settings that the layers may have though neither their arrays nor these calls show them.
     """
 
     calls: int
@@ -105,7 +105,7 @@ class UndetectableBugs:
         return {**asdict(self), "missed": self.missed}
 
     def text(self, *, whole: bool = True) -> str:
-        """Return the result in words: a line for each reason or, without `whole`, one line that mentions --unseen."""
+        """Return the result in words: a line for each reason; without `whole`, one line that names --unseen."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
         if not whole and self.missed:
@@ -343,7 +343,7 @@ MOST_TRIED = 8
 
 
 def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
-    """Return in words the settings that are visible neither in any array nor in these calls.
+    """Return in words the settings that a layer may have though neither its arrays nor these calls show them.
 
     Args:
         problems: all calls.

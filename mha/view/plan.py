@@ -29,7 +29,7 @@ class Part:
             keys.
         is_cross: whether queries and keys are of different sequences, so that their positions can't be compared.
         heads: the heads that are shown.
-        is_exact: True for every weight, to three digits; False for one number for each block of weights.
+        is_exact: True if each weight is shown, to three digits; False if each block of weights is, as one number.
     """
 
     layer: str
@@ -93,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return the Parts that a run of the model will have, one for each chosen layer and text (of `lengths` tokens).
+    """Return a Part for each text (of `lengths` tokens) and each chosen layer of a model (`sizes`: name, config).
 
     Raises:
         SpecError: as `plan`.

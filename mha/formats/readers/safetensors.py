@@ -59,7 +59,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 def create(
     path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
 ) -> Iterator[Add]:
-    """Return a context that writes a file at its end; until then arrays are in memory, since the header comes first."""
+    """Return a context that writes the file when it ends. Until then all arrays are in memory."""
     arrays: dict[str, NDArray] = {}
 
     def add(name: str, array: NDArray) -> None:

@@ -82,7 +82,7 @@ def heading(exercise: Exercise) -> str:
 
 
 def code_of(exercise: Exercise) -> str:
-    """Return the code in an exercise's file as it was handed out, which the learner is to replace."""
+    """Return the code in an exercise's file that the learner is to replace by an answer."""
     if isinstance(exercise, CatchExercise):
         return CALL.read_text("utf-8").rstrip()
     if isinstance(exercise, LayerExercise):
@@ -147,7 +147,7 @@ def start(
 
 
 def there(folder: Path, tracks: Collection[str] = tuple(TRACKS)) -> list[Exercise]:
-    """Return the exercises of these tracks whose files are in a folder, in their order.
+    """Return the exercises of these tracks whose files are in a folder, in the order of the exercises.
 
     Raises:
         SpecError: there are none.

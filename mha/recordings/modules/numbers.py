@@ -134,7 +134,7 @@ def shape_and_numbers(
 
 
 def unknown(shape: Sequence[int]) -> Numbers:
-    """Return the Numbers of a parameter of this shape whose values can't be read: `hashed` is None."""
+    """Return the Numbers of a parameter of this shape whose values can't be read; its field `hashed` is None."""
     return Numbers(max(1, math.prod(shape)), None)
 
 

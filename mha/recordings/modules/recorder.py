@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Record a call's output. Return None or, if gradients are recorded, a copy that passes its gradients on."""
+        """Record a call's output. Return None; if gradients are recorded, a copy of the output that passes them on."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it
