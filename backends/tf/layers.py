@@ -94,15 +94,15 @@ class MultiHeadAttention(AttentionLayer):
 
     @property
     def config(self) -> AttentionConfig:
-        """Return the config with the input widths of the parameters. SpecError before a first call sets them."""
+        """Return the layer's config, with the input widths of its parameters. SpecError before the first call."""
         return self._config.with_widths(*self._widths)
 
     def after_projection(
         self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
+        """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
+        This runs before norms and rotary positions. The past is not among the keys and values.
         """
         return queries, keys, values
 
@@ -126,7 +126,7 @@ class MultiHeadAttention(AttentionLayer):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
-        """Return all seven stages of a call, queries to output; dropout acts only in training."""
+        """Return the Stages of a call, all arrays from queries to output; dropout acts only in training."""
         config = self._config
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -151,7 +151,7 @@ class MultiHeadAttention(AttentionLayer):
         """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
-            call, training: as for `stages`.
+            call, training: the inputs of the layer, and whether dropout acts.
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: how many queries are computed at once. None: the fastest number.
         """

@@ -97,7 +97,7 @@ class Apart(Options):
         return self.workers == 0
 
     def settings(self, specs: tuple[str, ...] = ()) -> Settings:
-        """Return the Settings, which say which interpreter runs which backend or subject.
+        """Return the Settings: which interpreter runs each backend and each subject.
 
         Args:
             specs: the user's own layers, each as MODULE:NAME.
@@ -228,7 +228,7 @@ class Apart(Options):
         compiled: bool = False,
         time_limit: float = 60.0,
     ) -> Loaded:
-        """Return the backends and the user's own subjects, in each of `dtypes` that they compute in.
+        """Return a Loaded: the backends and the user's own subjects, in each of `dtypes` that they compute in.
 
         Args:
             settings: a result of the method `settings`.
@@ -273,7 +273,7 @@ class Apart(Options):
         """Return (backend, a line with the version and the path of the Python that runs it).
 
         Raises:
-            BackendError: it can't be used; the message is one line.
+            BackendError: the backend can't be used; the message is one line.
         """
         from conformance.workers.described import describe_backend
 
@@ -281,7 +281,7 @@ class Apart(Options):
         return described, f"python {described.python}: {described.interpreter}"
 
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
-        """Return a function: (spec, dtype) -> a user's subject, which runs in a process of its own."""
+        """Return a function: (MODULE:NAME, dtype) -> the user's subject of this name, run in a process of its own."""
         from conformance.workers.described import describe_subject
 
         return partial(describe_subject, time_limit=time_limit, settings=settings)
@@ -297,7 +297,7 @@ def backend_subjects(
 ) -> tuple[list[BackendSubject], list[str]]:
     """Return (a subject for each backend, path, dtype and device; a line for each dtype or path that a backend lacks).
 
-    A path is a way to run a layer, such as "eager". Default: the backend's default ones, or its compiled ones.
+    A path is a way to run a layer, such as "eager". Default: the default paths, or the compiled ones if `compiled`.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 

@@ -66,11 +66,11 @@ class Floats(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """The arrays of one call or a block of it that are not differentiated.
+    """The arrays of one call, or of a block of it, that have no gradients.
 
     mask: the mask without its bias; its arrays are (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
     rng, number: the random key of dropout, and an integer that differs from block to block; None without dropout.
-    starts: axis -> first index of the block, while `mask` is that of the whole call; empty once it is cut.
+    starts: axis -> first index of the block, if `mask` is that of the whole call; {} if it is that of the block.
     """
 
     mask: Mask
@@ -79,7 +79,7 @@ class Constants(NamedTuple):
     starts: Starts
 
     def of_block(self, sizes: tuple[int, ...]) -> Constants:
-        """Return these Constants with the mask cut to a block of these sizes (B, G, R, Lq)."""
+        """Return these Constants with the mask cut to the block that begins at `starts`, of `sizes` (B, G, R, Lq)."""
 
         def cut(x: Array) -> Array:
             axes = [axis for axis in self.starts if x.shape[axis] not in (1, sizes[axis])]

@@ -104,7 +104,7 @@ def from_native(
 
 
 def layout_of(layer: nn.Module | nnx.Module) -> Layout:
-    """Return the layout of a layer's parameters. SpecError for a kind of layer that can't be read.
+    """Return the Layout (names and shapes of the parameters) of a layer. SpecError for a layer that can't be read.
 
     >>> layout_of(nn.MultiHeadDotProductAttention(2)).name
     'linen'

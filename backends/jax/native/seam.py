@@ -27,7 +27,7 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
     """Return a context in which `handle` runs in place of each `jax.nn.dot_product_attention` inside the target.
 
-    A call belongs to the innermost running Flax module.
+    `handle(AttentionCall)` gives the result. The call's `module` is the innermost running Flax module.
     """
     names = {}
     if isinstance(target, nnx.Module):

@@ -54,7 +54,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward pass of one call. The bias is in the Floats that they take, not in `mask`."""
+    """The forward and backward pass of one call. Both take the bias in `floats`; `mask` has none."""
 
     score: Score
     mask: Mask
@@ -62,7 +62,7 @@ class Passes:
     chunks: list[list[Chunk]]
 
     def written_out(self) -> Passes:
-        """Return the same passes with unrolled blocks; if their number is unknown or large, one loop stays."""
+        """Return these passes with `bands=0`, so that blocks are unrolled if their number is known and small."""
         return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
 
     def forward(self, floats: Floats) -> Rows:

@@ -37,17 +37,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
-    """Return new keys or values x, (B, L, width) or (B, G, L, width), with zeros where no query may attend."""
+    """Return x, new keys or values (B, L, width) or (B, G, L, width). Rows that no query may attend to become 0."""
     return x if mask.padding is None else x.masked_fill(_rows_of(x, mask.padding), 0.0)
 
 
 def after_past(past: Tensor | None, new: Tensor, mask: Mask) -> Tensor:
-    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows are zeros where no query may attend."""
+    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows that no query may attend to become 0."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: Tensor | None, new: Tensor, mask: Mask, *, join: bool) -> tuple[Tensor, ...]:
-    """Return the tuple (past, new) that `after_past` joins; a tuple of one array if `join` or if `past` is None."""
+    """Return (past, new), with 0 at the past's padding; (both joined,) if `join`; (new,) if `past` is None."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

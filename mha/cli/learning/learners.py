@@ -149,7 +149,7 @@ def _rows(found: dict[str, Progress], only: Sequence[str]) -> Iterator[tuple[str
 
 
 def go_on(folder: Path, only: Sequence[str]) -> None:
-    """Print how many exercises of these tracks are right in a folder, and which comes next."""
+    """Print how many exercises in a folder are right, and the next one. `only`: the tracks to look at."""
     from mha.learn.handout.folder import there
 
     console, errors = consoles()

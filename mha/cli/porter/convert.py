@@ -125,7 +125,7 @@ class ConvertOptions(Options):
             check_choices(self.to_layout or "canonical", self.out, dtype=self.dtype)
 
     def write(self, value: dict[str, Any]) -> bool:
-        """Write `value` as JSON to the file that --json names, if any; return whether that is standard output."""
+        """Write `value` as JSON to the file that --json names, if any. Return True if this file is standard output."""
         from mha_core.files.writing import write_whole
 
         text = json.dumps(value, indent=2) + "\n"

@@ -134,7 +134,7 @@ def is_ours(name: str) -> bool:
 
 
 def original_named(spec: str) -> Any:
-    """Return the model that `spec` names: one that `mha port` knows, or MODULE:NAME, a model or a function (called)."""
+    """Return the model that `spec` names: one that `mha port` knows, or MODULE:NAME, a model or a function to call."""
     from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
     from mha.port.model import load_trained
