@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """Return the layer's config, with the input widths of its parameters. SpecError before `init`."""
+        """Return the layer's config, with the input widths of parameters in `variables`. SpecError before `init`."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -148,7 +148,7 @@ class MultiHeadAttention(nn.Module):
 
     @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
-        """Return the Stages of a call, all arrays from queries to output: `apply(variables, call, method="stages")`."""
+        """Return the Stages of a call, all arrays from queries to output. Run it as `apply(..., method="stages")`."""
         config, training = self._config, not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -234,7 +234,7 @@ class MultiHeadAttention(nn.Module):
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

@@ -210,7 +210,7 @@ class MultiHeadAttention(KeywordBlock):
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv), the next past.
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

@@ -192,8 +192,8 @@ class MultiHeadAttention(AttentionLayer):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: tensors or NumPy arrays, of the layer's compute dtype; of any if the layer has no
-                parameters.
+            queries, keys, values: tensors or NumPy arrays of the layer's compute dtype. Without parameters the layer
+                takes any dtype.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.
@@ -208,7 +208,7 @@ class MultiHeadAttention(AttentionLayer):
             training: whether dropout acts. None: as in the layer that calls this one; False if there is none.
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

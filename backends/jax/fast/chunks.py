@@ -44,9 +44,9 @@ def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> 
 
 
 def in_chunks(compute: Compute, chunks: Chunks, floats: Floats) -> Array:
-    """Return the heads of a whole call, joined from those of its chunks.
+    """Return the heads of a whole call. They are computed chunk by chunk, then joined.
 
-    `compute(starts, floats)` returns the heads of one chunk. `starts`: axis -> the chunk's first index.
+    `compute(starts, floats)` returns the heads of one chunk. `starts`: axis -> index where the chunk begins.
     """
     compute = partial(_in_a_loop, compute, (QUERIES,), chunks.queries)  # the innermost
     # The gradient of a bias of all items or of all groups is a sum over the others: these have a loop of their own.

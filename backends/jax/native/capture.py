@@ -63,9 +63,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a module that `choose(name, module)` accepts.
+    """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    See `mha.recordings.hooks.Hooks.watch`. Linen makes new modules in each call, so `choose` runs in each call.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. In each call Linen makes modules, so `choose` runs.
     """
     watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
     with watching(target, choose, seen, begun):

@@ -226,7 +226,7 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """Return (names of direct submodules with parameters, function that returns the `id` of each module inside).
+    """Return (names of direct submodules with parameters, function that returns the `id`s of all modules inside).
 
     The second item is None for linen, which makes new modules in each call.
     """

@@ -77,7 +77,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """Return the parameters' dtype of a bound linen module; None if it has no parameters, or a `dtype` to cast to."""
+    """Return the dtype of a bound linen module's parameters; None if it has none, or if its `dtype` is set."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
@@ -143,7 +143,7 @@ def to_numpy(array: jax.Array) -> NDArray:
 
 
 def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
-    """Return the input width of a Dense: `declared`, else that of the kernel at `path`; None without a kernel."""
+    """Return a Dense's input width: `declared`, or else that of the kernel at `path`. None if there is no kernel."""
     if declared is not None:
         return declared
     node: Any = variables

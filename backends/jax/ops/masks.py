@@ -104,7 +104,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -129,7 +129,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without the padding fields; if `block` is None, the mask itself."""
+    """Return the mask cut to a block, without the padding fields (None: the whole mask)."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -196,7 +196,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
 
 
 def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """Return the integers in JAX's default integer dtype. Unless they were checked, they are clipped to the limits."""
+    """Return the integers in JAX's default integer dtype. They are clipped to the limits unless `is_checked`."""
     if isinstance(integers, int):
         return integers
     integers = jnp.asarray(integers)

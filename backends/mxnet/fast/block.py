@@ -34,9 +34,9 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of the arrays of a block. `keys` and `values` hold one for each array of keys and of values.
+    """The gradients of a block's arrays. `keys` and `values` have a gradient for each array of keys and of values.
 
-    scores: the gradient of the scores. Its sum over the axes along which the bias broadcasts is that of the bias.
+    scores: the gradient of the scores. Summed over the bias's broadcast axes, it is the gradient of the bias.
     vector: the gradient of the additive score's vector; None for a dot product.
     """
 

@@ -23,7 +23,7 @@ class Score(NamedTuple):
     """A layer's score function, in a form that can score one block of queries at a time.
 
     scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
-    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
+    vector: (S,), w of the additive score w . tanh(q + k), for q and k projected to width S; None for a dot product.
     """
 
     scale: float = 1.0
@@ -49,7 +49,7 @@ def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return (past, new), with 0 at the past's padding; (both joined,) if `join`; (new,) if `past` is None."""
+    """Return (new,) if `past` is None, else (past, new), or (both joined,) if `join`. Padding in the past becomes 0."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -87,7 +87,7 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 @mx.util.use_np
 def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarray:
-    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`. If c is None, return `similarity`."""
     c = rule.softcap
     return similarity if c is None else mx.np.tanh(similarity / c) * c
 

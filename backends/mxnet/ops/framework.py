@@ -72,7 +72,7 @@ def context_of(name: str) -> mx.Context:
 
 
 def check_computes(name: str, dtype: Any) -> str:
-    """Return the dtype's name. BackendError, which calls the array `name`, if MXNet does not compute in this dtype."""
+    """Return the dtype's name. Raise BackendError, which tells the array's `name`, if MXNet can't compute in it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if dtype_name not in MXNET_DTYPES:
         raise BackendError(

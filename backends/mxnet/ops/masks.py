@@ -105,7 +105,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -128,7 +128,7 @@ def additive_bias(mask: Mask) -> mx.np.ndarray | None:
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without bounds where these allow all keys; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `reach` excludes no key in it, `reach` becomes None."""
     if block is None:
         return mask
     within = mask.reach

@@ -28,7 +28,7 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """A division of the queries into `count` blocks of `size`, then one of `rest` (integers, or tensors in a graph).
+    """A division of the queries into `count` blocks of `size`, and one of `rest` (integers, or tensors in a graph).
 
     bands: the number of loops that run the blocks, one loop after the other; each loop uses only the keys that its
         queries need. 0: the blocks are unrolled if their number is known and small; else one loop runs them all.
@@ -79,7 +79,7 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a call: a Span of batch items and a Span of key heads (None: all), and its blocks of queries."""
+    """A part of a call: a Span of batch items, a Span of key heads (each None for all), and its Blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None

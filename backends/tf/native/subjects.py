@@ -47,7 +47,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, the inputs that get gradients. Return stage name -> array that it exposes."""
+        """Run the layer on `leaves`, the inputs with gradients. Return stage name -> array that the layer exposes."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:

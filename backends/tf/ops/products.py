@@ -47,7 +47,7 @@ class Dense(keras.layers.Dense):
 
 
 def in_bfloat16(dtype: tf.DType, *summed: int | None) -> bool:
-    """Return whether products and softmax may be computed in bfloat16, as exactly as by way of float32.
+    """Return whether bfloat16 products and softmax are as exact as float32 ones that are rounded to bfloat16.
 
     `summed`: the lengths of the sums. XLA's softmax of bfloat16 on a CPU is less exact.
     """

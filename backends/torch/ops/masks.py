@@ -30,7 +30,7 @@ class Mask(NamedTuple):
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
         that no query may attend to.
-    reach: `first` and `stop` in NumPy, even where both are None. `reach` is None if reading them waits for a device.
+    reach: the same bounds in NumPy, given even if they allow all keys. None if reading them would wait for a device.
     is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
@@ -54,9 +54,9 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return `given`; a list or a NumPy array as a tensor, while torch.compile traces.
+    """Return `given`. While torch.compile traces, a list or a NumPy array becomes a tensor.
 
-    `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
+    `AttentionMask` would convert the list by NumPy functions, which a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
@@ -168,7 +168,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -186,7 +186,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without bounds where these allow all keys; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `first` and `stop` exclude no key in it, they become None."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop
