@@ -182,9 +182,9 @@ class Apart(Options):
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """Return (usable backends, a line for each that is not installed, a line for each that is broken).
 
-        Only the `requested` backends are tried, if there are any. A backend is broken if it fails in an interpreter of
-        its own, or does not answer in time; the command then does not succeed. Raises BackendError for any other
-        backend that can't be used, such as a requested one that is not installed.
+        Only the `requested` backends are tried; all if `requested` is empty. A backend is broken if it fails in an
+        interpreter of its own, or does not answer in time; the command then does not succeed. Raises BackendError for
+        any other backend that can't be used, such as a requested one that is not installed.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -233,11 +233,11 @@ class Apart(Options):
         Args:
             settings: a result of the method `settings`.
             dtypes: names of dtypes.
-            backend_names: the backends. Default: all that are installed, unless `specs` names a subject.
+            backend_names: the backends. Default: all that are installed, or none if `specs` names a subject.
             specs: the user's subjects. One that can't be used does not stop the others.
             devices: the devices that backends run on. Default: all.
             path: the path (way to run a layer, such as "eager") of the backends. Default: their default paths.
-            compiled: whether backends run on their compiled paths, and each subject's attribute `compiled` runs too.
+            compiled: whether backends run on their compiled paths, and subjects as their attribute `compiled` as well.
             time_limit: seconds that a subject may take for a case.
         """
         from conformance.subjects.load import COMPILED, check_time_limit

@@ -64,7 +64,7 @@ GROUPS = {
 
 
 class Main(Program):
-    """A group of all commands. NEVER and ELSEWHERE map words that are no commands to what to use instead."""
+    """A group of all commands. NEVER and ELSEWHERE: word that is no command -> what to use for it."""
 
     groups = GROUPS
 

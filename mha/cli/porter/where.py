@@ -67,7 +67,7 @@ def where(asked: WhereOptions) -> None:
     of earlier modules don't count, so every wrong module shows at once.
 
     ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
-    modules: the first difference in inputs, mask, settings, weights or outputs shows, and what each layer has wrong.
+    modules: the first difference in inputs, mask, settings, weights or outputs, and what is wrong in each layer.
 
     Exit status: 0 equal; 1 a module is wrong, or an output of the model or a module's parameters were not judged;
     2 could not run, or nothing was judged.
