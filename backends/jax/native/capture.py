@@ -65,7 +65,7 @@ def watch(
 ) -> Iterator[None]:
     """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    `mha.recordings.hooks.Hooks.watch` explains these functions. In each call Linen makes modules, so `choose` runs.
+    `mha.recordings.hooks.Hooks.watch` explains them. Linen makes new modules in each call, so `choose` runs each time.
     """
     watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
     with watching(target, choose, seen, begun):

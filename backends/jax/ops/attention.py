@@ -45,7 +45,7 @@ def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
 
 
 def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
-    """Return (new,) if `past` is None, else (past, new), or (both joined,) if `join`. Padding in the past becomes 0."""
+    """Return (past, new), or if `join`, (both joined,). The past's padding becomes 0. `past=None`: return (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

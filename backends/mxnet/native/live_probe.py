@@ -25,7 +25,7 @@ Call = Callable[[Any, AttentionConfig, AttentionInputs, ToArray], Any]
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a block computes attention with these weights. Argument names tell how it is called."""
+    """Raise SpecError unless a block computes attention with these weights. Its argument names say how to call it."""
     name = type(block).__name__
     told = _arguments(block)
     found = next((way for way in WAYS if told[: len(way)] == way), None)

@@ -49,7 +49,7 @@ def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return (new,) if `past` is None, else (past, new), or (both joined,) if `join`. Padding in the past becomes 0."""
+    """Return (past, new), or if `join`, (both joined,). The past's padding becomes 0. `past=None`: return (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -150,7 +150,7 @@ def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> 
 
 @mx.util.use_np
 def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.ndarray:
-    """Return x, of any shape, after dropout at this rate; outside training x itself."""
+    """Return x (of any shape) after dropout at this rate. Outside training, return x."""
     if dropout == 0.0 or not training:
         return x
     # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.

@@ -114,7 +114,7 @@ class Chunk(NamedTuple):
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """Return a context whose operations run after those that made these blocks, in a graph as in eager code."""
+    """Return a context. Operations in it run after those that made `blocks`, in a graph as in eager code."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 

@@ -151,7 +151,7 @@ def window_of(layer: keras.Layer) -> tuple[int, int] | None:
 
 
 def variables(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """Return name -> parameter, with the names of the layer's layout, such as "query/kernel"; {} before it is built."""
+    """Return name -> parameter, named as in the layer's layout, such as "query/kernel"; {} if the layer isn't built."""
     return {"/".join(variable.path.split("/")[-2:]): variable for variable in layer.weights}
 
 

@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the span of x along an axis; x itself for None."""
+    """Return x cut to a span of one axis (None: uncut)."""
     length = x.shape[axis]
     if span is None:
         return x

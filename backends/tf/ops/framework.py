@@ -68,7 +68,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
-    """Return a layer's arguments. If it has a mixed policy, floating-point tensors are cast to its compute dtype."""
+    """Return `given`, a layer's arguments. If the policy is mixed, floating-point tensors get the compute dtype."""
     if layer.compute_dtype == layer.variable_dtype:
         return given
 

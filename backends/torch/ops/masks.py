@@ -56,7 +56,7 @@ class Mask(NamedTuple):
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
     """Return `given`. While torch.compile traces, a list or a NumPy array becomes a tensor.
 
-    `AttentionMask` would convert the list by NumPy functions, which a compiler can't follow.
+    Otherwise `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
@@ -101,7 +101,7 @@ def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
     """Return the shapes and dtypes of a plain call's tensors, except the past's length; None for any other call.
 
     A call is plain if it has no mask, window or dropout mask, and gives no positions. If a plain call passes a
-    layer's checks, so does every plain call with the same result here.
+    layer's checks, so does every plain call for which this returns the same.
     """
     mask, inputs = call.mask, (call.queries, call.keys, call.values)
     others = (mask.valid_lens, mask.allowed, mask.bias, mask.window, call.dropout_keep, call.rotary)
