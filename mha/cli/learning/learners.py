@@ -68,7 +68,7 @@ JSON = click.option("--json", "json_path", type=OutputFile(), help="Also write t
 def check(
     name: str | None, watch: bool, only: tuple[str, ...], *, json_path: Path | None, folder: Path, time_limit: float
 ) -> None:
-    """Judge the exercise NAME, or all whose files are in the folder."""
+    """Judge the exercise NAME, or every exercise whose file is in the folder."""
     from mha.learn.exercise import LayerExercise
     from mha.learn.exercises import exercise
     from mha.learn.handout.folder import in_folder, is_untouched, there
