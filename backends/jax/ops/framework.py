@@ -77,7 +77,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """Return the dtype of a bound linen module's parameters; None if it has none, or if its `dtype` is set."""
+    """Return the dtype of a bound linen module's parameters; None if the module has none, or if its `dtype` is set."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`

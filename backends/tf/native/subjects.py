@@ -43,7 +43,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """Return name -> parameter tensor, by the layer's own names; gradients are taken of these."""
+        """Return name -> parameter tensor whose gradient is computed. The names are the layer's own."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:

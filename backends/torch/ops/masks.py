@@ -30,7 +30,7 @@ class Mask(NamedTuple):
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
         that no query may attend to.
-    reach: the same bounds in NumPy, given even if they allow all keys. None if reading them would wait for a device.
+    reach: the bounds `first` and `stop` in NumPy, also if they allow all keys. None if reading would wait for a device.
     is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
