@@ -58,7 +58,7 @@ class Feature:
         options: parameter name of an attention function -> (config, inputs) -> the argument to pass.
         needs: the arguments that an attention function must accept; () if the arrays' shapes show the feature.
         plain: config field that a checkpoint's arrays don't show -> its value in layers without the feature.
-        layout: why a weight layout can't hold such a layer: the end of "layout 'x' ..."; "": made from `words`.
+        layout: the end of the error "layout 'x' ..." if layout x can't hold such a layer; "": made from `words`.
         arithmetic: whether the feature changes what is computed from given arrays. Messages name such features first.
         alone: whether a message that names this feature names no other one.
         bends: whether the feature makes scores that are not proportional to queries . keys.
@@ -87,7 +87,7 @@ class Feature:
 
 
 def finite_bias(bias: NDArray) -> NDArray:
-    """Return the additive bias in its own shape, with 0 in place of -inf. The bool mask excludes the keys with -inf."""
+    """Return `bias` with 0 in place of -inf, in the same shape. The bool mask excludes the keys with -inf."""
     return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 
@@ -269,7 +269,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Return those names in `plain_fields()` that change what a layer computes from the same arrays.
+    """Return the config fields in `plain_fields()` that change what a layer computes from the same arrays.
 
     >>> arithmetic_fields()  # dropout is none of them
     ['score', 'score_dim', 'scale', 'softcap', 'rotary', 'query_key_norm']
