@@ -223,7 +223,7 @@ def with_keep(keep: NDArray[np.bool_] | None) -> Change:
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
-    """Return a copy of `step` for another place in the sequence, with other `words` and `changes`."""
+    """Return a copy of `step` for another place in the sequence, with new `words` and the other fields in `changes`."""
     return replace(step, words=words, **changes)
 
 
@@ -239,7 +239,7 @@ class Base:
 
     The layer is small. All inputs have one width and every projection has a bias, as in every framework's own layer.
     With `few_shapes`, it is the layer of the cases "square-...", and gradients are asked for. A framework that has run
-    these cases has compiled its programs already.
+    these cases has the compiled programs already.
 
     Attributes:
         id: the id of the sequence.
