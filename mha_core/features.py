@@ -34,7 +34,7 @@ class Need:
     """An argument that an attention function must accept so that it can be called with a feature.
 
     Args:
-        words: the argument in words, for the error about a function without it; or config -> such words.
+        words: the argument in words, or a function config -> words; for the error about a function without it.
         options: parameter names; the function must have one of them.
         present: (config, inputs) -> whether a call needs the argument. Default: whether the call has the feature.
     """
@@ -55,7 +55,7 @@ class Feature:
         name: its name in a layer's `Capabilities.features`.
         words: the feature in words, for messages about layers that don't support it; "" if every layer does.
         present: (config, inputs) -> whether the layer or its call has the feature; inputs None: the layer alone.
-        options: parameter name of an attention function -> (config, inputs) -> the argument to pass.
+        options: parameter name of an attention function -> a function of (config, inputs) that returns the argument.
         needs: the arguments that an attention function must accept; () if the arrays' shapes show the feature.
         plain: config field that a checkpoint's arrays don't show -> its value in layers without the feature.
         layout: the end of the error "layout 'x' ..." if layout x can't hold such a layer; "": made from `words`.

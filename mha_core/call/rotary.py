@@ -27,7 +27,7 @@ class Tables(NamedTuple):
     keys: Any = None
 
     def map(self, convert: Callable[[Any], Any]) -> Tables:
-        """Return a copy with `convert(array)` in place of each array. If both tables are one, it is converted once."""
+        """Return a copy with `convert(array)` in place of each array. A table in both places is converted once."""
         queries = Table(*map(convert, self.queries))
         return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 

@@ -116,7 +116,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return `Layout.fits`; if `checks_sizes`, check too that n projections have n rows per column of `out`."""
+        """Return whether `Layout.fits` and, if `checks_sizes`, a matrix's rows are projections * columns of `out`."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)
