@@ -124,7 +124,7 @@ class Backend(ABC):
     def use_cache(self, folder: Path | None) -> None:
         """Use `folder` as the cache of compiled programs for layers made from now on. `folder=None` means no cache.
 
-        Only this backend is affected; one that compiles nothing ignores the call. A program's key in the folder covers
+        Only this backend uses it. A backend that compiles nothing ignores this. A program's key in the folder covers
         its source, package versions, flags and the machine. A damaged or read-only folder raises no error.
         """
         return

@@ -63,11 +63,11 @@ class Pulled(NamedTuple):
 
 
 class LayerAdapter:
-    """A base of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
+    """A base class of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
 
     Attributes:
-        kind: the class in words.
-        layer_type: the class.
+        kind: the class of layers, in words.
+        layer_type: the class of layers.
     """
 
     kind: str
@@ -90,7 +90,7 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Return a call of this project's own layer as a ReadCall, with `dtypes` as its `dtype` and `parameters`.
+    """Return a call of this project's layer as a ReadCall. `dtypes`: the dtypes of its arithmetic and its weights.
 
     `arguments`: name -> argument of the layer's call. `to_array`: converts an array of the framework to NumPy.
     """
@@ -127,7 +127,7 @@ def d2l_call(
     num_heads: int,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Return a call of d2l.ai's layer as a ReadCall, with `dtypes` as its `dtype` and `parameters`.
+    """Return a call of d2l.ai's layer as a ReadCall. `dtypes`: the dtypes of its arithmetic and its weights.
 
     `arrays`: the layer's weights in the weight layout `layout`. `folded_weights`: attention weights (B * H, Lq, Lk).
     """
@@ -176,7 +176,7 @@ def as_lens(lens: NDArray) -> NDArray:
 
 
 def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
-    """Return whether a layer has what d2l.ai's has: num_heads, its arguments, and W_q, W_k, W_v, W_o of type `kind`."""
+    """Return whether `layer` has num_heads and W_q, W_k, W_v, W_o of type `kind`, and `call` has d2l.ai's arguments."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
 
@@ -204,7 +204,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) if `choose` gives an adapter. Its submodules then follow only if `adapter.open`."""
+    """Yield (name, module, adapter) if `choose` gives an adapter; unless `adapter.open`, skip the submodules inside."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

@@ -177,7 +177,7 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
-    If the first line ends with a colon, the second line is joined to it, or replaces it if the second has ": " too.
+    If the first line ends with a colon, the second line is added. If the second has ": ", it replaces the first.
     Numbers of arrays become "...". PyTorch's and Keras' long sentences on weights of another shape are shortened.
 
     Args:

@@ -169,8 +169,8 @@ class AttentionCall:
 
     Args:
         name, module: the calling module's name in the model, and the module itself; "" and None if unknown.
-        read: copies the arguments, or raises SpecError. It returns a function: the call's result (None if it is
-            unknown) -> Handover (arguments and result in NumPy).
+        read: copies the arguments, or raises SpecError. It returns a function that takes the call's result
+            (None if it is unknown), and returns a Handover (arguments and result in NumPy).
         run: calls the function and returns its result.
         give: converts a NumPy output (B, H, Lq, dv) to the form in which the function returns its own.
     """
@@ -226,7 +226,7 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """Return (name_of(self), self) for the first local `self` with a name, from `frame` outward; else ("", None)."""
+    """Return (name_of(self), self) of the first frame from `frame` outward whose `self` has a name; else ("", None)."""
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)
@@ -237,7 +237,7 @@ def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
 
 
 def windowed(left: int, right: int, query_len: int, key_len: int) -> NDArray[np.bool_]:
-    """Return bool (1, 1, Lq, Lk): True for keys from `left` before to `right` after a query's own position."""
+    """Return bool (1, 1, Lq, Lk): True where i - left <= j <= i + right, for query i and key j."""
     offset = np.arange(key_len) - np.arange(query_len)[:, None]
     found: NDArray[np.bool_] = ((offset >= -left) & (offset <= right))[None, None]
     return found

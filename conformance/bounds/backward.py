@@ -65,7 +65,7 @@ def _columns(x: Bounded) -> Bounded:
 
 
 def d_bias(b: Bounds) -> Bounded | None:
-    """Return the error bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
+    """Return the error bound of the additive bias's gradient, in the bias's shape; None if the mask has no bias."""
     bias = b.state.inputs.mask.bias
     return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 

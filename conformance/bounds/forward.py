@@ -166,10 +166,10 @@ def heads(b: Bounds) -> Bounded:
 
 
 def least(r: Rounding, state: State) -> dict[str, NDArray]:
-    """Return lower limits of the error bounds of "weights" and "heads". They cost a hundredth of what the bounds cost.
+    """Return lower limits of the error bounds of "weights" and "heads". They take a hundredth of the bounds' time.
 
-    Only roundings of scores, of a row's sum, of weights and of the weighted sum count. Where bounds add errors by their
-    squares, the limits take the largest error; for a sum over n keys they take 1 / sqrt(n) of it.
+    They cover only roundings of scores, row sums, weights and the weighted sum. Where bounds add the squares of a few
+    errors, limits take the largest error. Where bounds do so for the errors of n keys, limits take their sum / sqrt(n).
     """
     p, weights, heads = r.precision, state["weights"], state["heads"]
     n, keys = max(weights.shape[-1], 1), state["allowed"]
@@ -235,13 +235,16 @@ def turned(side: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of `step` after norm `name`; of `step` itself without it in this `order`."""
+    """(B, heads, L, d): the error bound of the norm `name` of the result of `step`.
+
+    If the layer has no norm in this `order` ("before" or "after" the rotation), return the error bound of `step`.
+    """
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): `step` (keys or values), with an error bound of 0 for the past, then that of `new_step`."""
+    """(B, G, Lk, d or dv): `step` (keys or values). Its error bound is 0 in the past, then that of `new_step`."""
     new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))

@@ -62,12 +62,12 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def even_widths(made: Made) -> Sequence[int]:
-    """Return the options for the rotary width: even numbers up to the head width d in `made`, the largest first."""
+    """Return the options for the rotary width: even numbers from d, the head width chosen in `made`, down to 2."""
     return range(made["d"] // 2 * 2, 0, -2)
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return the options for how a call gives rotary positions. "counted" needs offsets >= 0 in `made`."""
+    """Return the options for how a call gives rotary positions; "counted" only if no offset chosen in `made` is < 0."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")

@@ -55,7 +55,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
     Args:
         id, catches: fields of the Case.
         layer: its config. Default: `prime_config()`.
-        settings: other fields of the Case, fields of its AttentionMask (then it is not random), and of the config.
+        settings: other fields of the Case, fields of the config, and fields of a fixed AttentionMask.
 
     >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
     >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens

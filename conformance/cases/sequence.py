@@ -73,7 +73,7 @@ class CallSequence:
     """A sequence of calls of prepared layers, which is a test like a `Case`.
 
     Args:
-        id, catches, config: as of a `Case`; a step may have another config.
+        id, catches, config: as in a `Case`; a step may have another config.
         make: a function: Base (the layer of the sequence) -> list of Steps.
         one_path: whether a backend with a fast path runs the sequence on that path alone; with `--all`, on every path.
     """
@@ -223,7 +223,7 @@ def with_keep(keep: NDArray[np.bool_] | None) -> Change:
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
-    """Return a copy of `step` for another place in the sequence, with other `words` and `changes`."""
+    """Return a copy of `step` for another place in the sequence, with `words` and the fields in `changes` replaced."""
     return replace(step, words=words, **changes)
 
 
@@ -239,7 +239,7 @@ class Base:
 
     The layer is small. All inputs have one width and every projection has a bias, as in every framework's own layer.
     With `few_shapes`, it is the layer of the cases "square-...", and gradients are asked for. A framework that has run
-    these cases has compiled its programs already.
+    these cases has the compiled programs already.
 
     Attributes:
         id: the id of the sequence.

@@ -157,7 +157,7 @@ def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
 def check_values(
     name: str, array: NDArray, wanted: NDArray, allowed: NDArray, counts: NDArray
 ) -> tuple[float, Mismatch | None]:
-    """Return the worst error / allowed error where `counts` is True, and a Mismatch, or None if at most 1."""
+    """Return the largest error / allowed where `counts` is True, and a Mismatch if it exceeds 1, else None."""
     if not counts.any():
         return 0.0, None
     found = worst(array, wanted, allowed, counts)

@@ -138,7 +138,7 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Store the answer `found`. Return a copy that computes and stores gradients' bounds when first read."""
+        """Store the answer `found`. Return a copy that computes gradients' bounds on first access, and stores them."""
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))

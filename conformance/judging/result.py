@@ -66,7 +66,7 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether all mismatches are listed deviations that no longer occur: only their list is wrong."""
+        """Return whether each mismatch is a listed deviation that did not occur, so that only the list is wrong."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property

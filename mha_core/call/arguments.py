@@ -89,7 +89,7 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """Return a copy of the dataclass `one` with other values in fields. Unlike `replace`, it skips `__post_init__`."""
+    """Return `dataclasses.replace(one, **changes)`, made without a call of `__post_init__`."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
@@ -133,7 +133,7 @@ def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
 
 
 def holds_long_integers(array: Any) -> bool:
-    """Return whether an array of objects holds integers, some of them beyond 64 bits."""
+    """Return whether `array` has dtype object and holds integers alone, at least one of them beyond 64 bits."""
     if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
         return False
     return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)

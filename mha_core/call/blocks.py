@@ -52,13 +52,13 @@ class Operands(NamedTuple, Generic[Array]):
 
 
 def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
-    """Return how many queries to compute at once: all, or the power of two whose scores fit the budget.
+    """Return how many queries to compute at once: all, or a power of two (at least 32): the largest that fits `budget`.
 
     Args:
         query_len: Lq.
         bytes_per_query: bytes that one more query adds to the block's scores: Lk * itemsize, times the heads that
             are computed at once.
-        budget: the most bytes of scores in a block, so that they fit in the processor's caches.
+        budget: the most bytes that a block's scores may have, so that they fit in the processor's caches.
 
     >>> query_block(2048, 2048 * 4, budget=2**21)
     256
@@ -81,7 +81,7 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """An interval of keys for each query, allowed by `valid_lens`, `causal` and `window`: first <= key < stop.
 
-    `first` and `stop` are integer arrays, broadcastable to (B, Lq). `allowed` and `bias` are ignored.
+    `first` and `stop` are integer arrays, broadcastable to (B, Lq). The mask's `allowed` and `bias` are ignored.
     """
 
     first: NDArray[np.int64]

@@ -60,7 +60,7 @@ class Call(Generic[Array]):
     def map(self, convert: Any) -> Call[Any]:
         """Return this call with `convert(name, array)` in place of each float array, `dropout_keep` and rotary array.
 
-        The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
+        The mask is not converted. A list as `dropout_keep` becomes a NumPy array first (see `mha_core.call.arguments`).
         """
         floats = {name: getattr(self, name) for name in FLOATS}
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}

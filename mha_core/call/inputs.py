@@ -121,8 +121,8 @@ class AttentionInputs:
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
         """Return these inputs with rotary tables in place of positions, if a traced layer can't compute the angles.
 
-        Some frequency rules need the largest position. A traced layer knows it only if positions are counted (the call
-        gives none) and if the sizes of the call are known while tracing (`sizes`).
+        Some frequency rules need the largest position. It is unknown while tracing if the call gives positions, or an
+        array as `query_offset`, or if the sizes of the call are unknown (`sizes=False`).
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)

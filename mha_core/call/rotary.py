@@ -27,7 +27,7 @@ class Tables(NamedTuple):
     keys: Any = None
 
     def map(self, convert: Callable[[Any], Any]) -> Tables:
-        """Return these tables with `convert(array)` in place of each array; a shared table is converted once."""
+        """Return a copy with `convert(array)` in place of each array. A table in both places is converted once."""
         queries = Table(*map(convert, self.queries))
         return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 
@@ -262,8 +262,8 @@ DIGITS, BASE = 4, 256
 def digit_tables(settings: Rotary) -> Table:
     """Return cosine and sine (DIGITS, BASE, r / 2) of each base-256 digit's angle, by place, digit and rotary pair.
 
-    In float32, position * frequency is too coarse. Instead, the angles of the position's digits are added. These are
-    made in float64: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    In float32, position * frequency is too coarse. So callers combine float64 tables of the position's
+    digits: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
         SpecError: as for `traced_frequencies`.

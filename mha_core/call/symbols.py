@@ -74,7 +74,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return name -> array for a call's arrays of type `kind`, and pairs (field, value) for the mask's other fields."""
+    """Return name -> array, for a call's arrays of type `kind`, and (field, value) of mask fields of other types."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}

@@ -80,7 +80,7 @@ def check_different(**named: Path | None) -> None:
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Return a context manager that gives a temporary path. After the block, the file written there replaces `path`.
 
-    If the block raises, that file is removed. It has the suffix of `path`. OSError: disk full, or no folder.
+    If the block raises, the temporary file is removed. It has the suffix of `path`. OSError: disk full, or no folder.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with written_whole(Path(folder) / "notes.txt") as temporary:

@@ -61,7 +61,7 @@ class FusedLayout(Layout):
         order: (H, G, d) -> the row numbers of queries, then keys, then values, such as `in_a_row`.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
-        of: the model or library whose layers have this layout, for the summary.
+        of: the beginning of `summary`: the library whose layers have this layout.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
 def check_reading(reading: Reading) -> None:
     """Run a live layer on PROBES; raise SpecError if its results differ from the reference's with the same weights.
 
-    Rows without an allowed key are not compared, because every framework deviates from the definition there.
+    Rows without an allowed key are not compared, because every framework deviates from the reference there.
 
     Raises:
         SpecError: the layer computes something else (the message has the first difference), or could not be run.

@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return a Rotary that has only what given tables leave open: which channels turn, and which two are a pair."""
+        """Return a Rotary with only the settings that given tables need: which channels turn, which two are a pair."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property

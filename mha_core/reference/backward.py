@@ -61,7 +61,7 @@ def d_scores(state: State) -> NDArray:
 
 
 def d_bias(state: State) -> NDArray | None:
-    """Return the gradient of the mask's additive bias, in its own shape: summed over axes along which it broadcasts."""
+    """Return the gradient of the mask's additive bias, summed to the bias's shape; None if the mask has no bias."""
     bias = state.inputs.mask.bias
     if bias is None:
         return None
@@ -143,7 +143,6 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
     """Return the gradients of a norm's input and parameters. AssertionError if the layer has no norm in this order.
 
     Args:
-        state: the run so far.
         order: "before" or "after": whether the norm acts before the rotation of queries and keys or after it.
         name: "q_norm" or "k_norm".
     """
@@ -155,7 +154,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient before the norm `name`; without a norm in this `order`, it passes unchanged."""
+    """(B, heads, L, d): the gradient before the norm (see `through_norm`); unchanged if no norm has this `order`."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
