@@ -72,7 +72,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """Return lines of code that show a concept, such as "padding", in a framework's attention; [] if it has none."""
+    """Return lines of code that show a concept, such as "padding", in a framework's attention; [] if there are none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -85,7 +85,10 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return a text beside the code for a concept, such as "padding", or on what the framework lacks for it."""
+    """Return the text that is printed with the code for a concept, such as "padding"; "" for no text.
+
+    If the framework lacks the concept, the text says what is missing.
+    """
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -137,7 +140,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield a line after `margin` for each known deviation, except those of other versions than the installed one."""
+    """Yield a line, indented by `margin`, for each known deviation, except those of versions that are not installed."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"
