@@ -44,7 +44,7 @@ def verdict(found: Mapping[str, Sequence[float]]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """Return in words how far a framework's layer is from the reference in a concept's code; "" if not measured."""
+    """Return in words how far the result of a concept's code is from the reference; "" if this was not measured."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 
@@ -102,7 +102,7 @@ def listing() -> Iterator[str]:
 
 
 def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
-    """Yield lines that show the concepts `asked` (default: all) in two frameworks, and code that moves parameters."""
+    """Yield lines that show the concepts `asked` (if empty: all) in two frameworks, and code that moves parameters."""
     concepts = concepts_of(asked)
     yield f"{old.path} -> {new.path}"
     yield f"Arrays: {ARRAYS}"
@@ -130,7 +130,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """Yield the lines of code that move parameters from `old` to `new`, and a line on the error of the moved layer."""
+    """Yield the lines of code that move parameters from `old` to `new`, and a line on the resulting layer's error."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"

@@ -86,7 +86,7 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, 
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """Return (`output` as a tensor (B, Lq, H, dv), None), as transformers' functions do. `given`: its arguments."""
+    """Return (`output` as a tensor (B, Lq, H, dv), None), as transformers' functions do. `given`: the arguments."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None

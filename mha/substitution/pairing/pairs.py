@@ -113,7 +113,7 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs (original -> port) for modules with equal shapes that the models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Pairs stay if their modules
+        If one model calls a, b, the other b, a, the new pairs are a with b, b with a. Pairs are kept if their modules
         have submodules, are inside a pair found by parameters, or have names that are paired in other layers too.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)

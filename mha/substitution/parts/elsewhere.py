@@ -41,7 +41,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a submodule. `turn`: 0 for its first call, and so on. `own`, `port`: its position in each model."""
+    """A call of a submodule. `turn`: number of its earlier calls. `own`, `port`: the call's position in each model."""
 
     turn: int
     own: int
