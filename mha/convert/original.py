@@ -54,10 +54,9 @@ class OriginalLayer:
 def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
     """Return the layers in files of recorded calls; calls of one layer in several files are put together.
 
-    Args:
-        paths: files that `mha.capture` wrote; or .npz or safetensors files of arrays, with one call each ("queries",
-            "output", ...), or with calls of several layers: "encoder.0.attn/0/queries", "encoder.0.attn/0/output",
-            "encoder.0.attn/1/queries", ...
+    `paths`: files that `mha.capture` wrote, or .npz or safetensors files of arrays. They hold one call each ("queries",
+    "output", ...), or calls of several layers ("encoder.0.attn/0/queries", "encoder.0.attn/0/output",
+    "encoder.0.attn/1/queries", ...).
 
     Raises:
         SpecError: a file does not exist, or has another form.

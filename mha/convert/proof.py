@@ -67,7 +67,7 @@ class Proof:
 
 
 def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
-    """Return a Proof: `config` and `weights` give the recorded outputs of every call.
+    """Return a Proof that `config` and `weights` give the recorded outputs of every call.
 
     Args:
         layer: the recorded calls.

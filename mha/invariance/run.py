@@ -307,7 +307,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): at [i, j] the change of output i with input j / the largest output. `more`: more arguments."""
+    """Return (L, L): [i, j] is (change of output i if input j changes) / (largest output). `more`: more arguments."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -353,7 +353,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return two names, each or None: of an argument that makes calls causal, and of one that should but does not."""
+    """Return (argument that makes calls causal, argument that should but does not): two names, each may be None."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

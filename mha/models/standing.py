@@ -315,7 +315,7 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_h
     Args:
         unsettled: prefix of a layer -> why its arithmetic is not known.
         command: the command line that was given, which the message extends.
-        needs_heads: whether moving a layer needs --num-heads, because the file does not tell it.
+        needs_heads: whether moving a layer needs --num-heads, because the file does not tell the number.
     """
     moved = "--moved --num-heads H, since nothing here says how many there are" if needs_heads else "--moved"
     prefix, why = next(iter(unsettled.items()))

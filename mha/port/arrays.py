@@ -42,7 +42,7 @@ class LoadedArrays:
 
     Attributes:
         held: name of a parameter -> name of the array in the file from which it was cast. If a parameter joins several
-            arrays, `held` has the name of each of these arrays instead, as key and as value.
+            arrays, there is an entry for each of these arrays: key and value are the array's name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
         left: names of the arrays and files that the user said to ignore.
@@ -146,8 +146,7 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
 def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
     """Return which arrays a decoder's parameters come from, after checking that the numbers are equal.
 
-    Args:
-        model, files, folder, leave: as for `check_arrays`.
+    Arguments: as for `check_arrays`.
 
     Raises:
         SpecError: a parameter is missing in the files, is there twice, or has other numbers; the files have an array

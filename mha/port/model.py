@@ -116,7 +116,7 @@ class TrainedModel:
                 )
 
     def given(self, arrays: Mapping[str, NDArray]) -> Mapping[str, Any]:
-        """Return `arrays` as tensors for the model's arguments, floats in its dtype. SpecError for an unknown name."""
+        """Return `arrays` as tensors for the model, with floats in the model's dtype. SpecError for an unknown name."""
         import torch
 
         names = self._arguments()

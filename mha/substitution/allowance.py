@@ -128,7 +128,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """A module's outputs in the original, as dicts of key path -> array.
+    """An original module's outputs in several runs, as dicts of key path -> array.
 
     `exact`: in float64. `roundings`: from several runs with rounding errors. `bounds`: bounds on these errors.
     """

@@ -60,7 +60,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return the parameters as a list of (matrix, bias or None), one per linear layer; None if that can't be."""
+        """Return (matrix, bias or None) of each linear layer; None if the parameters are not those of linear layers."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -82,9 +82,9 @@ class Candidate(NamedTuple):
     """A formula that may be what a module computes from one of its inputs.
 
     Attributes:
-        of: a function: (input, Rounding) -> Bounded: the result, and a bound on each element's rounding error.
+        of: a function (input, Rounding) -> Bounded (the result with a bound on each element's rounding error).
         x: the input.
-        by_rows: whether each row of the result depends on one row of the input. Then a few rows are tried first.
+        by_rows: whether each row of the result depends on one row of the input only. If so, a few rows are tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -110,7 +110,7 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
     Args:
         exact: the output of the original's module in float64.
-        own: the same output computed in `dtype`, or None. If the error in it exceeds the bound, None is returned.
+        own: the same output computed in `dtype`; None for no check. If its error exceeds the bound, the result is None.
         known: the inputs, parameters and numbers of the original's module.
         dtype: the port's dtype.
 
@@ -139,7 +139,7 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
     """Return ("attention", bound on each element's rounding error) if a module computes attention; else None.
 
-    `problem` is the port's recorded call with its weights: the reference must give `exact` for it. See `bound_on`.
+    `problem`: the port's recorded call, for which the reference must return `exact`. Other arguments: see `bound_on`.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None

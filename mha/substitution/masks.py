@@ -38,8 +38,8 @@ def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tupl
     """Return (the port's mask in the original's form, number of entries that differ); None if either is no mask.
 
     True in a bool mask may allow a key or exclude it. The port's mask is read with the meaning that gives fewer
-    differences or, if `other` is True, with the opposite one. Two masks of floats to add have one meaning only: then
-    `other=True` returns None.
+    differences or, if `other` is True, with the opposite one. If both are additive float masks, which have one meaning
+    only, `other=True` returns None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -74,8 +74,8 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
     """Return bool (B, L), True at output rows that should not be compared; None if no such rows were found.
 
-    These are rows of padding, found because their inputs change no other row. If `other_mask` is True, they include
-    fully masked queries, found because their output is linear in the inputs (such as the mean of all values).
+    These are rows of padding: their inputs change no other row. If `other_mask` is True, they include fully masked
+    queries: their outputs are linear in the inputs (such as the mean of all values).
 
     Args:
         exact_on: a function that runs the module on other inputs (key path -> array) in float64.

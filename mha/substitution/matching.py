@@ -60,7 +60,7 @@ def given_apart(
 ) -> list[Matched]:
     """Return further pairs (Matched) for arrays that the original uses twice, where the port uses two arrays.
 
-    In the example, the original uses `x` as query and as value, and the port another array as value.
+    In the example, the original uses `x` as query and value, the port another value. `found`: pairs from `match`.
 
     >>> x = np.arange(6.0).reshape(1, 3, 2)
     >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
@@ -78,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield {key path: array}: the port's array of a pair of an image and its patches, read in another patch layout."""
+    """Yield {key path in the original: the port's array} for each other layout of image patches in pairs `found`."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue

@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, comparison) for each mask among the port's inputs `given` that equals no mask in `own`."""
+    """Yield (key path, comparison) for each mask of the port (in `given`) that equals none of the original (`own`)."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):

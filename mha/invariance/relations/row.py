@@ -56,7 +56,7 @@ class Known:
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """Return keyword arguments that make a call on positions [start:stop] causal, with earlier ones in a cache."""
+        """Return keyword arguments that make a call on positions [start:stop] causal, given a cache of earlier ones."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:

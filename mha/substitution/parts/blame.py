@@ -37,7 +37,7 @@ class Blame(Parts):
             replaced those of its submodules.
         unseen: bugs that the judged calls could not show.
         spared: positions of submodules that are not blamed, because others compensate their differences.
-        explained: position of a module whose wrong outputs follow from wrong submodules -> an Elsewhere that shows it.
+        explained: position of a module whose wrong outputs follow from wrong submodules -> the Elsewhere that shows it.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """Return the final verdict on a module whose own code is wrong in `found`, the verdict so far.
+        """Return the final verdict on a module. `found`: the verdict so far, by which the module's own code is wrong.
 
         If submodules without an original cause the error, they get verdicts too, and the module is only wrong
-        "through its parts". Before, the code of such submodules counts as the module's own.
+        "through its parts". In `found`, the code of these submodules counts as the module's own.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -277,10 +277,10 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the comparison of a module with submodules that are right if True in masks means the opposite.
+        """Return the worst comparison of a module with submodules that read masks with the opposite meaning of True.
 
         These submodules run as in the original, on the original's masks: the port's outputs would hide that a mask is
-        inverted. Return None if no submodule is so, if one has wrong code, or if this comparison shows no error.
+        inverted. Return None if there is no such submodule, if one has wrong code, or if the comparison shows no error.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -304,8 +304,8 @@ class Blame(Parts):
     def blame_for_masks(self, port: int) -> bool:
         """Blame submodules of `port` that read True in masks with the wrong meaning; return whether there are any.
 
-        `port` is wrong, although its code and submodules are judged right: alone, a submodule is right with either
-        meaning of True. It is blamed here if other modules of its class read masks like the original.
+        `port` must be wrong although its code and submodules are judged right. Alone, a submodule is right with either
+        meaning of True; here it is blamed if other modules of its class read masks like the original.
         """
         found = False
         for one in self.inside[port]:

@@ -41,7 +41,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a submodule. `turn`: 0 for its first call, and so on. `own`, `port`: its position in each model."""
+    """A call of a submodule. `turn`: number of its earlier calls. `own`, `port`: the call's position in each model."""
 
     turn: int
     own: int
@@ -60,8 +60,8 @@ class Elsewhere:
     Attributes:
         taken: positions of the submodules whose outputs are replaced by the port's, so that most other outputs agree.
         agreeing: positions of the other submodules whose outputs then agree with the port's.
-        causes: positions of the wrong modules that are in `taken` or contain one that is; [] if the module's own
-            outputs don't agree then.
+        causes: positions of the wrong modules that are in `taken` or contain a module in `taken`; [] if the outputs of
+            the module at `port` still differ.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:

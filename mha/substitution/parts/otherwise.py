@@ -22,8 +22,8 @@ class Division(NamedTuple):
     Such a submodule differs from its original, but the code around it compensates that, for example by adding its bias.
 
     Attributes:
-        found: the comparison of the worst call, with the port's outputs of all submodules; None if it can't be run.
-        spared: the same with the original's outputs of some submodules, if that makes an array right; else None.
+        found: the comparison of the worst call, with the port's outputs of all submodules; None if a run fails.
+        spared: this comparison with the original's outputs of some submodules; None if that makes no array right.
         parts: positions of the submodules that are right together with the code around them.
         beside: position of a submodule whose activation the other model applies outside it -> the activation's name.
     """

@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the outermost submodules of `port` with a verdict; `judged=False`: those without, outside of these."""
+        """Return submodules of `port` inside no judged submodule: judged ones, or with `judged=False` the others."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -124,12 +124,12 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Return the comparison of each call, with the port's outputs for some submodules; None if it can't be run.
+        """Return the comparison of each call, with the port's outputs for some submodules; None if a run fails.
 
         Args:
             inner: positions of the submodules whose outputs are replaced.
             ready, calls: the calls of the module as Substitutions, and their positions (original's, port's).
-            instead: position of a submodule -> what replaces its outputs, if not the port's outputs: an `Instead`.
+            instead: position of a submodule -> an `Instead`: what replaces its outputs, if the port's outputs don't.
             others: further submodules as Parts, which have no original.
             unasked: positions of submodules whose floating-point inputs are not compared.
         """

@@ -255,7 +255,7 @@ def _settled(problem: Problem, table: Table) -> str | None:
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
     """Return (B, Lq, Do): how much the original's output changes if `parts` of its call are replaced by the port's.
 
-    Return None if the sizes of the two calls don't fit.
+    Return None if parts of the two calls can't be combined because their sizes differ.
 
     Args:
         a, b: the original's call and the port's.

@@ -84,7 +84,7 @@ def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Be
     """Return the verdict on the final outputs of two layers; None if neither has code after its output projection.
 
     `pair`: positions of the original's and the port's call. If only one layer has such code, the other's output
-    projection gives its final output. If they can't be compared, add an entry to `before.open` and return None.
+    projection gives its final output. If final outputs can't be compared, add to `before.open` and return None.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]

@@ -41,7 +41,7 @@ def recordings_apart(
         original, port: recordings of the same calls.
         pairs: name of a layer of the original -> name of the port's, for pairs that `pair_calls` would not find.
         patterns: names of the calls to report, in either model; wildcards work.
-        unseen: whether to report known bugs that these calls can't show. This needs calls that are all equal.
+        unseen: whether to report known bugs that these calls can't show, if no difference is found.
         before: a record that is filled with results which later comparisons need.
         progress: called with a text on the current step.
 
