@@ -142,7 +142,7 @@ class Refused(ValueError):
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context that turns any exception into a SpecError: the file is refused (if Refused), or is not whole."""
+    """Return a context that turns any exception into a SpecError: the file is refused (for Refused) or not whole."""
     try:
         yield
     except SpecError:

@@ -49,7 +49,7 @@ class Inference:
         searched: how many hypotheses were considered.
         exhausted: whether the search came to its end; False if time ran out.
         more: how many further hypotheses seem as close, but were not judged, because there is a limit of judgements.
-        key_bias: (the likeliest key bias or None, the reason in words or ""), also if it does not change the output.
+        key_bias: (the likeliest key bias or None, the reason in words or ""). The output may not depend on this bias.
         candidates, observed: the possible matrices and biases, and the recorded call.
         seconds: how long it took.
     """

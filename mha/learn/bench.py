@@ -125,5 +125,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, also of bool arrays: 0 where both are NaN or the same inf, inf where just one is so."""
+    """Return |array - wanted|, also of bool arrays. Two NaN or two equal infs give 0; a NaN or inf alone gives inf."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

@@ -88,7 +88,7 @@ def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list
 
 
 def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return in words how to compute the answers of all cases from the right ones (such as times 2); "" if unknown."""
+    """Return in words how to compute the answers of all cases from the right ones (such as "times 2"), or ""."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         if not pairs:

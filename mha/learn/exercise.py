@@ -94,8 +94,8 @@ class StepExercise(Exercise):
         tiny: cases that can be followed by hand. The hint shows a failing one if no bug explains a wrong answer.
         also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
         never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
-        drawn: a function: a seed -> a new case, by which a file is judged that is right in all cases, so that a table
-            of answers does not pass. Default: the first case with other numbers.
+        drawn: a function: a seed -> a new case. A file must be right in such a case too, so that a table of answers
+            does not pass. Default: the first case with other numbers.
         source: the name of the exercise that this one translates; "" if it is no translation.
         function_name: the name of the function. Default: that of the exercise.
     """

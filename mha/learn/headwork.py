@@ -146,7 +146,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return a score of `importances`, (H,) for each layer: 0 is as good as random, 1 is as good as `left_out`."""
+    """Return a score of `importances`, (H,) for each layer: 0 is random, 1 is as good as trying without each head."""
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))

@@ -217,8 +217,8 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """Return the sentences on mistakes that together explain all wrong rows; () if there are none.
 
-    A candidate is a pair (sentence on a mistake, function with this mistake). Its sentence counts if the learner's rows
-    equal the candidate's wherever those are wrong. Sentences that explain the most rows come first.
+    A candidate is a pair (sentence on a mistake, function with this mistake). Its sentence counts if the learner's
+    results equal the function's in each row in which the function is wrong. Sentences on the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]
@@ -243,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate (sentence, function) that gives these answers and shapes, or ""."""
+    """Return the sentence of the first candidate (sentence, function) whose function returns these `answers`, or ""."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]
