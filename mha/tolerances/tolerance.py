@@ -54,7 +54,7 @@ class Tolerance:
 
     @property
     def allowed(self) -> NDArray[np.float64]:
-        """Return the allowed error of each element, float64; 0 where the right number is exact in any case.
+        """Return the allowed error of each element, float64; 0 where rounding can cause no error.
 
         It is infinity for the score of a masked key, which may be any number.
         """

@@ -240,7 +240,7 @@ class Pack:
 def halves(array: NDArray) -> bytes:
     """Return an array (H, ...) as bytes of float16. For each head, all low bytes come first, then all high bytes.
 
-    Numbers are first rounded to three decimal digits, which float16 keeps. Those beyond its range become infinite.
+    Numbers are first rounded to three decimal digits, which float16 keeps. Numbers beyond its range become infinite.
     """
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -271,7 +271,7 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Return the ratios `shares` as int8: each has the sign, and the logarithm of the size to within 10 %.
+    """Return the ratios `shares` as int8, on a logarithmic scale that keeps the sign, and the size to within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
     [0, 96, -84, 60, 120, -128]
