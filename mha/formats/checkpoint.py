@@ -80,7 +80,7 @@ def largest_claim(size: int) -> int:
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """Raise SpecError if `claimed` exceeds `largest_claim` for the file. `what` names in words what has these bytes."""
+    """Raise SpecError if `claimed` bytes are too many for the file (see `largest_claim`). Messages call them `what`."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(

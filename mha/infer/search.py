@@ -140,7 +140,7 @@ class Search:
         return total * len(self.observed.masks)
 
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
-        """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
+        """Return the ranking of one tier's hypotheses. Sets the attribute `timed_out` if time ran out before the end.
 
         An expensive tier ends as soon as `is_found` returns True for its hypotheses with very small misfits.
         """

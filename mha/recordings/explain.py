@@ -203,7 +203,7 @@ def explain_layers(
 ) -> list[LayersExplained]:
     """Return a LayersExplained (which bugs explain which layers) for each dtype in a recording.
 
-    Bugs that explain an earlier layer are tried first. Others are searched only if these fail.
+    Bugs that explain an earlier layer are tried first. Further bugs are searched only if the first ones fail.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)

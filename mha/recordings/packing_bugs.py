@@ -90,7 +90,7 @@ def channels_mixed(
     Args:
         projections: the projections whose channels are reordered; other weights are not changed.
         config, weights: the config and the weights of the layer.
-        back: True to reorder from (channel, head) to (head, channel) instead.
+        back: whether to reorder in the other direction, from (channel, head) to (head, channel).
         kinds: the arrays that are reordered: "weight", or "weight bias".
     """
 

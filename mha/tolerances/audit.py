@@ -160,7 +160,7 @@ def audit(
         recording: the recorded calls.
         comparison: how outputs are compared.
         names: the names of the calls to use. Default: all.
-        seconds: how long each of the three searches (`unseen`, `passed`, `shown_in`) may take, roughly.
+        seconds: roughly how long each of the searches for the Audit's `unseen`, `passed` and `shown_in` may take.
         progress: called with a text on the current step.
 
     Raises:

@@ -218,7 +218,7 @@ class Pack:
     def picture(self, picture: Picture) -> dict[str, Any]:
         """Append a picture's arrays. Return a dict: name of an array -> its position in the pack.
 
-        "queriesSteps" and "keysSteps" have the steps from `multiples`; "masks" has the number of different masks.
+        "queriesSteps" and "keysSteps" have a scale for each head; "masks" has the number of different masks.
         """
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
@@ -256,7 +256,7 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """Return (bytes, a step for each head): an array (H, ...) as uint16 round(x / step) + 256; 65535 if not finite.
+    """Return an array (H, ...) as (bytes, a step for each head): uint16 round(x / step) + 256, or 65535 if not finite.
 
     >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
