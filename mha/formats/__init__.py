@@ -113,7 +113,7 @@ def format_of(path: Path) -> Format:
 
 
 def found_file(path: str | Path) -> Path:
-    """Return `path`, or the file of weights in it if it is a folder. SpecError if the folder has none, or several."""
+    """Return `path` or, if `path` is a folder, the file of weights in it. SpecError if there is none, or several."""
     path = Path(path)
     return source_file(path, SUFFIXES) if path.is_dir() else path
 
@@ -125,10 +125,10 @@ def framework_of(path: Path) -> str:
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
-    """Return a context whose value is the Checkpoint of a file of weights. Each array is read when it is loaded.
+    """Return a context whose value is the Checkpoint of a file of weights, whose arrays are read on demand.
 
     Args:
-        path: a file; the index of a model in several files; or a folder in which `source_file` finds one of these.
+        path: a file, the index of a model in several files, or a folder that has one of these.
 
     Raises:
         SpecError: there is no such file, it is not whole, it is of another format than its suffix says,

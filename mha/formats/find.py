@@ -70,7 +70,7 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """Return the chosen layers: the one at `prefix`; all with `every`; by default the only one.
+    """Return the chosen layers: the one at `prefix`, or all with `every`. Without both, a file must have only one.
 
     Args:
         found: the layers in the file.
@@ -80,7 +80,7 @@ def choose(
         names: the names of all arrays in the file.
 
     Raises:
-        SpecError: there is no layer, none at the prefix, or several and none was chosen.
+        SpecError: there is no such layer, there are several and none is chosen, or `prefix` and `every` are both given.
     """
     if prefix is not None and every:
         raise SpecError("give a prefix or ask for all layers, not both (--prefix, --all)")
@@ -100,10 +100,10 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts that fit a layer, best first; all read the same weights. SpecError if they disagree.
+    """Return the layouts that fit a layer, best first. SpecError if two of them would read different weights.
 
     Args:
-        asked: the name of the only layout to use; None: all that fit.
+        asked: the name of the one layout to use. None: every layout that fits.
         framework: the framework of the file's format; its layout comes first.
         heads: whether the number of heads is known, for the error message.
     """
@@ -126,7 +126,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return groups of the layouts that fit a layer's names. All layouts of a group read the same weights."""
+    """Return the layouts that fit a layer's names, in groups. All layouts of a group read the same weights."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)

@@ -121,9 +121,9 @@ class Slice:
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return int (heads, width): the row of each head's channels in the array; None if its axes don't split so.
+        """Return int (heads, width): the row of each head's channels in the array. Return None if it can't be split so.
 
-        `heads`: how many. `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
+        `heads`: the number of heads. `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
         """
         key = heads, order
         if key not in self._rows:
@@ -178,7 +178,7 @@ class Candidates:
             widths: the widths of the layer's inputs and output.
 
         Raises:
-            SpecError: no array has an axis of such a width.
+            SpecError: no array has an axis of one of these widths.
         """
         matrices: list[Source] = []
         vectors: list[Source] = []
@@ -205,7 +205,7 @@ class Candidates:
         return cls(matrices, vectors, zeros)
 
     def slices(self, role: str, width: int) -> Iterator[Slice]:
-        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) of `width` channels."""
+        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) with `width` inputs."""
         for source in self.matrices:
             if source.inputs != width:
                 continue

@@ -160,7 +160,7 @@ SHOWN = 6
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """Yield (hypothesis with the biases, vector) for each pair of a value bias and an output bias; None, None first.
+    """Yield (hypothesis with biases, vector) for each pair (value bias or None, output bias or None), both None first.
 
     The vector (Do,) is what both biases together add to every row of the output.
     """
@@ -185,7 +185,7 @@ def _same(a: Slice | None, b: Slice | None) -> bool:
 
 
 def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
-    """Return (the Slice of a vector that is probably the key bias, the reason); the Slice is None if none is likely."""
+    """Return (the likeliest key bias, as a Slice of a vector; the reason). The first is None if no vector is likely."""
     used = {(bias.source, bias.part) for bias in found.biases if bias is not None}
     free = [
         bias

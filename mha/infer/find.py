@@ -48,8 +48,8 @@ class Inference:
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
         exhausted: whether the search came to its end; False if time ran out.
-        more: how many further hypotheses seem as close, but were not judged, since there is a limit.
-        key_bias: (the likeliest key bias or None, why in words), if the output does not depend on a key bias.
+        more: how many further hypotheses seem as close, but were not judged, because there is a limit of judgements.
+        key_bias: (the likeliest key bias or None, the reason in words or ""). The output may not depend on this bias.
         candidates, observed: the possible matrices and biases, and the recorded call.
         seconds: how long it took.
     """
@@ -264,9 +264,9 @@ def with_rotary(found: Hypothesis, early: Sample, sample: Sample, candidates: Ca
 
     Args:
         found: a hypothesis without rotary positions.
-        early: queries at the first positions, where the base hardly matters; they choose the form.
-        sample: more queries; they choose the base.
-        candidates: the arrays among which a key bias is looked for; with rotary positions it changes the output.
+        early: queries at the first positions, where the base hardly matters, to choose the form by.
+        sample: more queries, to choose the base by.
+        candidates: the arrays that may be a key bias, which changes the output if there are rotary positions.
     """
     d = found.head_dim
     keys = (None, *candidates.biases(found.k)) if found.bq is not None else (None,)

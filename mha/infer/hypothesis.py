@@ -99,7 +99,7 @@ class Hypothesis:
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return whether no two weights need the same rows of an array. Equal copies of an array count as several."""
+        """Return whether each weight has array rows of its own. Equal copies of an array count as several."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 

@@ -140,7 +140,7 @@ def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
 def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int]]:
     """Return `count` rows (batch item, query) of different outputs, from the batch items with the fewest keys.
 
-    Batch items are added until there are enough rows, and then while all of them have at most `keys` keys in total.
+    Batch items are added until they have enough rows; then further ones, while all have at most `keys` keys in total.
     """
     rows = [row for row in observed.usable_rows if row[2] > 1] or observed.usable_rows
     of_item = {item: max(row[2] for row in rows if row[0] == item) for item in {row[0] for row in rows}}
@@ -155,7 +155,7 @@ def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int
 
 
 def early_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
-    """Return up to `count` rows (batch item, query) that have the fewest keys, at least 2 for each row.
+    """Return up to `count` rows (batch item, query) with the fewest keys. Rows with fewer than 2 keys are left out.
 
     In rows with few keys, a wrong base of rotary positions changes the output least.
     """

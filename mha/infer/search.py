@@ -71,7 +71,7 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return indices (n, misfit.ndim) of up to KEPT smallest misfits below the cutoff; of the least if none is."""
+        """Return indices (n, misfit.ndim) of the smallest misfits: at most KEPT below the cutoff, but at least one."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -130,7 +130,7 @@ class Search:
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
     def cost(self, tier: int) -> float:
-        """Return how many multiplications the search of a tier of hypotheses costs, roughly, overhead included."""
+        """Return roughly how many multiplications the search of a tier of hypotheses costs, overhead included."""
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
         for reading in self.readings(tier):
@@ -140,7 +140,7 @@ class Search:
         return total * len(self.observed.masks)
 
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
-        """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
+        """Return the ranking of one tier's hypotheses. Sets the attribute `timed_out` if time ran out before the end.
 
         An expensive tier ends as soon as `is_found` returns True for its hypotheses with very small misfits.
         """

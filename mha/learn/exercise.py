@@ -24,8 +24,8 @@ class Value:
     Attributes:
         name: its name in the signature and in messages.
         about: its dtype and shape, as text for the exercise's docstring.
-        source: the name of the reference's step whose result it is; or a function that reads it from the results of
-            all steps. Default: no step.
+        source: the name of the reference's step that gives the value, or a function that reads the value from the
+            results of all steps. Default: no step.
         part: a function that takes the needed part of the step's result. Default: all of it.
     """
 
@@ -91,11 +91,11 @@ class StepExercise(Exercise):
         returned: the arrays that the function returns.
         covers: the steps that the function does, in their order. Default: those whose results it returns.
         cases: the test cases, the easiest first: ids of cases in the test suite, or new cases.
-        tiny: cases that can be followed by hand. If no bug explains a wrong answer, the hint shows one that fails.
+        tiny: cases that can be followed by hand. The hint shows a failing one if no bug explains a wrong answer.
         also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
         never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
-        drawn: a function: a number -> a new case. A file that is right in all cases is judged by such a case too, so
-            that a table of answers does not pass. Default: the first case with other numbers.
+        drawn: a function: a seed -> a new case. A file must be right in such a case too, so that a table of answers
+            does not pass. Default: the first case with other numbers.
         source: the name of the exercise that this one translates; "" if it is no translation.
         function_name: the name of the function. Default: that of the exercise.
     """
@@ -175,7 +175,7 @@ class LayerExercise(Exercise):
         own: further cases, which are not in the test suite.
         alone: whether `first` and `own` are the only cases.
         has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
-        code: the code that its file begins with.
+        code: the code at the beginning of the exercise's file.
         tiny: a call that can be followed by hand; the file shows its numbers.
         returned: the arrays that a call returns.
     """

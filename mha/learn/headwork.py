@@ -95,7 +95,7 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Return the mean cosine similarity of the layer's outputs with all heads and without the least important heads.
+    """Return the mean cosine similarity between outputs with all heads and outputs without the least important heads.
 
     The mean is taken over words, and over the numbers of removed heads in REMOVED.
     """
@@ -146,7 +146,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return a score of importances, an array (H,) for each layer: 0 if random, 1 if as good as those of `left_out`."""
+    """Return a score of `importances`, (H,) for each layer: 0 is random, 1 is as good as trying without each head."""
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))

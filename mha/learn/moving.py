@@ -231,7 +231,7 @@ SOUGHT = -np.unique([*range(0, 100_000, 125), *_WRITTEN])
 def fills(exercise: StepExercise, run: Run) -> tuple[Candidate, ...]:
     """Return (sentence, function) for two mistakes: a finite number replaces masked scores, or is added to them.
 
-    The functions make the mistakes. The number follows from the ratio of the learner's weights of two keys, one masked.
+    Each function makes its mistake. The number is computed from the learner's weights of a masked and an unmasked key.
     """
     if exercise.parameters != ("scores", "allowed") or exercise.covers != ("weights",):
         return ()

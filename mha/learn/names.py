@@ -44,7 +44,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return step name -> the function that a bug puts in its place, for the steps that the exercise asks for."""
+    """Return step name -> wrong function, for the steps of the exercise that one of the bugs changes."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -87,8 +87,8 @@ class Found:
 
     Attributes:
         explanations: alternatives, each of one bug, or of two if no single bug explains all answers.
-        unknown: the number of wrong rows that are not explained, because two bugs change the same step there, and can't
-            be run together. 0 if everything is explained.
+        unknown: the number of wrong rows that are not explained, because both bugs of a pair change the same step and
+            show there. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 
@@ -217,8 +217,8 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """Return the sentences on mistakes that together explain all wrong rows; () if there are none.
 
-    A candidate is a sentence on a mistake, and a function that makes it. It counts if the learner's function returns
-    the same in every row where that function is wrong. Sentences that explain the most rows come first.
+    A candidate is a pair (sentence on a mistake, function with this mistake). Its sentence counts if the learner's
+    results equal the function's in each row in which the function is wrong. Sentences on the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]
@@ -243,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate (sentence, function) that gives these answers and shapes, or ""."""
+    """Return the sentence of the first candidate (sentence, function) whose function returns these `answers`, or ""."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

@@ -55,7 +55,7 @@ class Progress:
         return f"{self.right} of {len(self.verdicts)} right{minutes}: {tracks}"
 
     def next(self) -> Verdict | None:
-        """Return the first exercise that is begun but not right, else the first not begun; None if all are right."""
+        """Return the Verdict on the first exercise begun but not right, else the first not begun; None if all right."""
         left = [verdict for verdict in self.verdicts if verdict.status not in ("right", "can't run")]
         begun = [verdict for verdict in left if verdict.status != "to do"]
         return next(iter([*begun, *left]), None)

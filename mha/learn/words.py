@@ -158,7 +158,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """Return a case as text: arguments, returned and right arrays; of a large array only the row at index `row`."""
+    """Return a case as text: arguments, returned and right arrays; of large arrays, only the row at index `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

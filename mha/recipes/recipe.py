@@ -124,7 +124,7 @@ def part(module: Any, path: str) -> Any:
 
 
 def setting(core: Any, name: str, default: Any = None) -> Any:
-    """Return the attribute `name` of an attention module; if it has none, that of its config; else the default."""
+    """Return the attribute `name` of an attention module or, if it is missing, of its config; else the default."""
     return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 

@@ -32,7 +32,7 @@ class Proof:
         judgement: the errors, and whether they are within the bounds.
         problem: the call. Its `recorded` has no weights if the function does not return attention weights.
         wanted: the reference's results, and the allowed errors.
-        in_float32: whether the results agree only with a softmax in float32.
+        in_float32: whether the results agree only with a reference whose softmax is in float32.
     """
 
     judgement: Judgement
@@ -50,8 +50,8 @@ def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proo
     """Return a Proof: a comparison of an attention function's outputs in one call with those of the reference.
 
     `ratios`: whether error ratios are needed; without them the comparison is cheaper. Fully masked rows are counted and
-    not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which transformers'
-    own functions use in any dtype.
+    not compared. If outputs in float64 differ, they are compared again, with a reference whose softmax is in float32,
+    as it is in transformers' own functions in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype, ratios)
@@ -102,7 +102,7 @@ class Recorder(Protocol):
         """Record one call of a layer of this name and kind."""
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """For each (recorded call, new outputs): replace the call's outputs, or remove the call if they are None."""
+        """For each (call, new outputs), replace the call's outputs. For each (call, None), remove the call."""
 
 
 class SeamCalls:
@@ -216,7 +216,7 @@ class SeamCalls:
         return any(_inside(own, name) for own in self._refused)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be recorded as a whole. `refusals` tells it unless its function calls are recorded."""
+        """Note why a layer can't be recorded as a whole; `refusals` says so unless its function calls are recorded."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:

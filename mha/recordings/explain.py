@@ -46,7 +46,7 @@ def explain(
 
     Known bugs are tried, and wrong ways to read packed weights. A bug explains the recording if the reference with that
     bug gives the recorded output in every call of the dtype. Of a large batch only two items are compared: the one with
-    the largest error, and the next one.
+    the largest error, and its neighbour.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -203,7 +203,7 @@ def explain_layers(
 ) -> list[LayersExplained]:
     """Return a LayersExplained (which bugs explain which layers) for each dtype in a recording.
 
-    Bugs that explain an earlier layer are tried first. Others are searched only if these fail.
+    Bugs that explain an earlier layer are tried first. Further bugs are searched only if the first ones fail.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -293,8 +293,8 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
     """Return `found` without the explanations that the layers' own weights rule out.
 
-    If a layer is right with its own weights, only bugs in its projections can explain its outputs. If queries, keys and
-    values have no biases, exchanged projections look like exchanged weights, and only one of the two is kept.
+    If a layer is right with its own weights, only bugs in projections can explain its outputs. Without biases of
+    queries, keys and values, a wrong order in a packed array looks like exchanged weights: only the second is kept.
 
     Args:
         found: explanations of the calls, judged by the original's weights.
@@ -355,12 +355,12 @@ def _two_items_each(recording: Recording) -> Recording:
 def intended(
     recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
 ) -> tuple[Recording, list[str]]:
-    """Return (the recording with a file's weights in its layers, lines that name the weights that differ).
+    """Return (a copy of the recording with the weights of a file, lines that name the weights that differ).
 
     Args:
         recording: calls of one or more ported layers.
-        path: a file of weights, or a recording of the original. Its layers are matched by name, or in their order if
-            the names differ.
+        path: a file of weights, or a recording of the original. Layers are matched by name or, if the names differ,
+            by order.
         original: the result of `meant_by` for that file. None: the file is read here.
 
     Raises:

@@ -20,10 +20,9 @@ from mha_core.seam import Handle
 class Adapter(Protocol):
     """An adapter that translates the calls of one kind of layer into ReadCalls (config, weights, inputs, outputs).
 
-    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if it does not
-    compute attention with its weights; `capture(..., probe=False)` does not call it. `watching(layer)` returns a
-    context whose value is an adapter for this layer alone; while it is open, this adapter also gets the calls inside
-    the layer.
+    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if the layer does
+    not compute attention with its weights; `capture(..., probe=False)` skips it. `watching(layer)` returns a context
+    whose value is an adapter for this layer alone, which also gets the calls inside the layer.
     """
 
     @property
@@ -44,7 +43,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Parts, Protocol):
-    """A protocol for a Python module that records one framework. Entry points of the group "mha.capture" name them."""
+    """A protocol for Python modules that record one framework. Entry points "mha.capture" name these modules."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -58,9 +57,9 @@ class Hooks(Parts, Protocol):
         """Run a layer on small inputs to check it. Return (its AttentionConfig, its weights by canonical name)."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return (names of the direct submodules with parameters, a function without arguments).
+        """Return (names of direct submodules with parameters, a function that returns the `id` of each module inside).
 
-        The function gives the `id` of each module inside; None in its place if each call makes new modules (linen).
+        The function is None if each call makes new modules (linen).
         """
 
     def watch(
@@ -70,11 +69,11 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context that runs `seen(name, layer, arguments by name, output)` after each call of a chosen layer.
+        """Return a context that runs `seen(name, module, arguments by name, output)` after calls of chosen modules.
 
-        `choose(name, module)` returns None for other modules. What `seen` returns replaces the output, unless it is
-        None. Before the call `begun(name, layer, call)` runs; `call` comes from `mha_core.capture.as_called`. For the
-        calls of a module inside a scan only `begun` runs, with None as `call`.
+        A module is chosen if `choose(name, module)` is not None. A result of `seen` replaces the output, unless the
+        result is None. Before each call, `begun(name, module, call)` runs; `call` is from `mha_core.capture.as_called`.
+        For a module that is called inside a scan, only `begun` runs, and its `call` is None.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
@@ -148,7 +147,7 @@ def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
 
 
 def hooks_of(target: Any) -> Hooks:
-    """Return the hooks of the framework that the target belongs to. They are imported here."""
+    """Import and return the hooks (the module that records) of the framework that the target belongs to."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
         hooks = found.get(cls.__module__.split(".")[0])

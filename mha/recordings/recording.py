@@ -172,7 +172,7 @@ class Recording:
         the old ones. If the number of heads changes, the recorded attention weights are dropped.
 
         Args:
-            intended: name of a layer -> config and canonical weights. Other layers stay as they are.
+            intended: name of a layer -> config and canonical weights. Layers that are not named keep their weights.
 
         Raises:
             SpecError: no layer has such a name; the calls do not fit the config.

@@ -128,7 +128,7 @@ def replay(
     same_dtype: bool = False,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Replay:
-    """Return a Replay: the recorded outputs, and each subject's for the same calls, compared with the reference.
+    """Return a Replay: the recorded outputs, and each subject's outputs for these calls, compared with the reference.
 
     Args:
         recording: the calls.

@@ -45,8 +45,8 @@ class Audit:
         late: whether the time ran out before every bug had been compared in every call.
         shown_in: id of a case of the test suite -> ids of bugs in `passed` that the comparison catches in that case,
             and in no smaller one.
-        strict: the largest allowed rounding error that the comparison does not pass, so that right layers may fail it;
-            0.0 if there is none, or if the comparison is of whole outputs.
+        strict: the largest allowed rounding error that fails the comparison. If above 0.0, right layers may fail.
+            Always 0.0 if the comparison is of whole outputs.
     """
 
     comparison: str
@@ -160,7 +160,7 @@ def audit(
         recording: the recorded calls.
         comparison: how outputs are compared.
         names: the names of the calls to use. Default: all.
-        seconds: how long each of the three searches (`unseen`, `passed`, `shown_in`) may take, roughly.
+        seconds: roughly how long each of the searches for the Audit's `unseen`, `passed` and `shown_in` may take.
         progress: called with a text on the current step.
 
     Raises:

@@ -81,7 +81,7 @@ class Vector:
 
 
 def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
-    """Return the sorted names of a call's optional features ("not_finite"). `where`: True at keys to attend to."""
+    """Return the sorted names of a call's optional features ("not_finite", ...). `where`: True at unmasked keys."""
     inputs = problem.inputs
     found = set(Setting.of(problem).has) - {"bare", "heads"}
     found |= {"query_offset"} if inputs.mask.has_positions and np.any(np.asarray(inputs.mask.query_offset)) else set()

@@ -109,7 +109,7 @@ def _json(value: Any) -> str:
 
 
 def row_of(vector: Vector, wanted: Expected) -> dict[str, Any]:
-    """Return the manifest's row for a test vector, still without the bugs that it reveals and its file's digest."""
+    """Return the manifest's row for a test vector. Revealed bugs and the file's digest are added later."""
     problem = wanted.problem
     config, mask, sizes = problem.config, problem.inputs.mask, problem.sizes
     return {
@@ -168,8 +168,8 @@ def rounded_up(allowed: NDArray) -> NDArray[np.float32]:
 class Revealing:
     """A search for the bugs that test vectors reveal. Call `of` for the vectors in the order of `all_vectors`.
 
-    A bug that changes nothing in a case is skipped in that case's next dtype if mask, NaN and infinities are at the
-    same places.
+    To save time, a bug that changes nothing in one dtype of a case is skipped in the next dtype, if both have the same
+    mask, and NaN and infinities at the same places.
 
     Args:
         bugs: the bugs that are tried.

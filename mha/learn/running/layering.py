@@ -76,7 +76,7 @@ def judged(dialect: str, path: str, subject: str, name: str, seconds: float = SE
     """Return the verdict on a learner's layer. Its cases run in the order of `cases_of`, up to the first that fails.
 
     Args:
-        dialect: the framework of the layer, which names the interpreter that runs it.
+        dialect: the framework of the layer, which decides what interpreter runs the layer.
         path: the learner's file.
         subject: the name of the layer in that file.
         name: the name of the exercise.
@@ -99,7 +99,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 def diagnosed(
     dialect: str, path: str, exercise: LayerExercise, cases: tuple[str, ...], seconds: float = SECONDS
 ) -> Explained | str:
-    """Return (whether all answers are explained, alternatives of bugs that explain them), or why a layer can't run."""
+    """Return (whether all answers are explained, alternatives: each a tuple of bugs), or why a layer can't run."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return str(reason)
@@ -294,7 +294,7 @@ _layers: dict[str, LoadedSubject] = {}
 
 
 def prepared(path: str, subject: str, dtype: str, seconds: float = SECONDS) -> tuple[str, str]:
-    """Import a file anew and keep its layer. Return (why that failed, "" if it did not; what the file printed)."""
+    """Import a file anew and keep its layer. Return (the reason if that failed, else ""; what the file printed)."""
     held = Beginning()
     with captured(held):
         try:
@@ -323,7 +323,7 @@ def printed_by(path: str) -> str:
 
 
 def unkept_by(path: str, promise: str) -> str:
-    """Return how a file's class breaks a promise ("parameters" or "dropout", see PROMISES); "" if not, or no class."""
+    """Return what is wrong with the "parameters" or "dropout" (`promise`) of a file's class; "" if nothing is."""
     quiet: _Quiet = layer_of(path).original
     if not isinstance(quiet.subject, ClassSubject):
         return ""

@@ -26,7 +26,7 @@ IN_TRAINING = f"in training with dropout={RATE:g}"
 
 
 def not_the_matrices(made: Callable[..., Any], dialect: str) -> str:
-    """Return a sentence on further parameters of a class, beside its four matrices, or on random outputs; "" if none.
+    """Return a sentence on parameters of a class beside its four matrices, or on random outputs; "" if there are none.
 
     Return "" too if the class can't be run, since the test cases report that.
     """

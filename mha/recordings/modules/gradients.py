@@ -60,7 +60,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """Return a copy of a module's output that passes its gradients to this recorder in the backward pass."""
+        """Return a copy of the output of call `position`, whose gradients reach this recorder in the backward pass."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:

@@ -177,7 +177,7 @@ class ModuleRecording:
         return found
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
-        """Return the attention call (Problem) that this module's call was also recorded as; None if there is none."""
+        """Return the call as a Problem if it was also recorded as a call of an attention layer; else None."""
         if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
