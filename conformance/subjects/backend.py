@@ -59,7 +59,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return the subject; a float32 backend gets its framework's own compiler settings (which compile longer)."""
+    """Return a float32 BackendSubject with its framework's default compiler settings; other subjects unchanged."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path
