@@ -29,7 +29,7 @@ class Vector:
     """One test case of the `onnx` package.
 
     Attributes:
-        name: the name in `onnx` without its prefix, such as "test_attention_".
+        name: the name in `onnx` without a prefix such as "test_attention_".
         dtype: the dtype of the inputs.
         attributes, inputs, outputs: name in the ONNX node -> attribute or array.
     """
@@ -48,8 +48,8 @@ class Vector:
     def problems(self) -> dict[str, Problem]:
         """Return a dict: suffix of the case id ("" or "/qk") -> problem.
 
-        There is a "/qk" if the vector also outputs the scores before the mask or before the softcap. Its layer lacks
-        the mask (and the softcap), and its right `scores` are these.
+        There is a "/qk" if the vector also outputs scores from before the mask (or from before softcap and mask).
+        This problem has no mask (and no softcap), so that these scores are its expected stage `scores`.
         """
         problem = translate(self)
         found = {"": problem}
