@@ -41,7 +41,6 @@ def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> 
 
     Args:
         things: the cases or bugs to choose from.
-        patterns: patterns of ids.
         unknown: the SpecError's message if nothing matches, with "{}" for the pattern. A similar id is appended.
 
     >>> from types import SimpleNamespace

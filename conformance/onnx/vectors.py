@@ -92,7 +92,6 @@ def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
 
     Args:
         kind: the class of the returned objects.
-        operator: ONNX's name of the operator.
         prefix: what is removed from the beginning of each name, such as "test_attention_".
 
     Raises:

@@ -195,7 +195,6 @@ def to_json(
     """Return the report as a dict of JSON values.
 
     Args:
-        results: every Result.
         versions: backend -> package -> version.
         known: the table of known deviations. The report includes only the entries that results name.
         could_not_run: a line for each subject or backend that could not be used.

@@ -205,7 +205,6 @@ def load_object(spec: str, what: str) -> Any:
     """Return the object that `MODULE:NAME` names; the current folder is searched too.
 
     Args:
-        spec: MODULE:NAME.
         what: what is loaded, in words for messages: "the original".
 
     Raises:

@@ -45,7 +45,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Submit a function; return its Future. A Unit as its first argument says by `home` which process to use."""
+        """Submit a function; return its Future. If its first argument is a Unit, a process for `Unit.home` is used."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None
@@ -63,7 +63,7 @@ class Local(Executor):
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Shut down as `concurrent.futures.Executor` does. Idle processes stay."""
+        """Shut down as `concurrent.futures.Executor` does. Idle worker processes keep running."""
         with self._changed:
             self._is_shut = True
             if cancel_futures:
