@@ -37,7 +37,7 @@ T = TypeVar("T", bound=Named)
 
 
 def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
-    """Return the things whose id matches one of the patterns (shell wildcards), in their order; all without a pattern.
+    """Return the things whose id matches any pattern (shell wildcards), in the given order; all if `patterns` is empty.
 
     Args:
         things: the cases or bugs to choose from.

@@ -48,8 +48,8 @@ class Vector:
     def problems(self) -> dict[str, Problem]:
         """Return a dict: suffix of the case id ("" or "/qk") -> problem.
 
-        There is a "/qk" if the vector also outputs scores from before the mask (or from before softcap and mask).
-        This problem has no mask (and no softcap), so that these scores are its expected stage `scores`.
+        A vector that also outputs scores from before the mask (or before softcap and mask) has a second problem, "/qk".
+        It has no mask (and no softcap), so that these scores are its expected stage `scores`.
         """
         problem = translate(self)
         found = {"": problem}

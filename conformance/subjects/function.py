@@ -254,7 +254,7 @@ put a function around it, def judged(weights, queries, keys, values, mask): retu
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:
-    """Return whether these are the parameters of a plain function: ARGUMENTS first, in this order."""
+    """Return whether a plain function has these parameters: weights, queries, keys, values, mask, then any others."""
     first = parameters[: len(ARGUMENTS)]
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in first)
     return positional and tuple(p.name for p in first) == ARGUMENTS

@@ -63,7 +63,7 @@ class LiveSubject:
         """Return the problem with the layer's weights. If the layer takes one input, queries are also keys and values.
 
         Return None if the config is not the layer's, if inputs are split into heads or past keys are given, or if the
-        layer takes one input, but queries, keys and values have several shapes.
+        layer takes one input, but queries, keys and values differ in shape.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).

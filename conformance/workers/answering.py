@@ -78,7 +78,7 @@ def answers(
     Args:
         session: the name of the prepared layer.
         source: (name, *arguments) of the function that returns the subject (the tested layer).
-        layer: the config and weights to prepare it with; None if it has been prepared.
+        layer: the config and weights with which to prepare the layer; None if it is prepared already.
         calls: the inputs of the calls, in this order.
         limit: seconds for each call, if the subject has a time limit.
 

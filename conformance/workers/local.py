@@ -30,7 +30,7 @@ class Local(Executor):
 
     A Unit of work needs a worker process of its Home, such as one framework. A thread does the units of one Home after
     another, since its process has imported that framework. Then it takes the most expensive Home that no thread works
-    on, so that all end at about the same time; at last several threads work on one Home.
+    on, so that all end at about the same time. In the end several threads work on one Home.
 
     Args:
         workers: how many threads, and so how many processes work at a time. None: one for each core.

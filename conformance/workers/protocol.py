@@ -202,7 +202,7 @@ class Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
-        """Return in words why the worker does not fit this process, such as another version; "" if it fits."""
+        """Return in words why this process can't use the worker, such as another version; "" if it can."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
         if self.code != code_hash():

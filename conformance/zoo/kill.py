@@ -232,7 +232,7 @@ def kill_apart(
     *,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
-    """Return the result of `kill`, from worker processes; all bugs must be in the zoo, all cases in the table.
+    """Return a KillTable, as `kill` does, from worker processes. Bugs must be in the zoo, and cases in the table.
 
     Raises:
         BackendError: a process died, so that a case has no result.
