@@ -50,11 +50,11 @@ class Plan:
     everything: bool = False
 
     def asked(self, subject: Subject, cases: Sequence[Asked]) -> list[Asked]:
-        """Return those of the given cases and sequences that the subject runs."""
+        """Return those of the given cases and sequences of calls that the subject runs."""
         return [case for case in cases if self._asks(subject, case)]
 
     def again(self, subject: Subject) -> Again:
-        """Return how calls are repeated after each right answer of the subject: "in every way" to "never"."""
+        """Return how the subject's right answers are checked by repeated calls, from "never" to "in every way"."""
         if self.everything:
             return "in every way"
         if subject.dtype != self._main_dtype(subject):
@@ -63,7 +63,7 @@ class Plan:
         return "in one way" if _path(subject) == FAST and self._has_usual(subject) else "in two ways"
 
     def only_with_all(self, cases: Sequence[Asked]) -> list[str]:
-        """Return lines on the cases and repeated calls that this run leaves out, and `--all` does not."""
+        """Return lines on the cases and repeated calls that this run leaves out, but a run with `--all` has."""
         if self.everything:
             return []
         found = []

@@ -38,11 +38,11 @@ Run = Callable[[AttentionInputs], Trace]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A layer that is ready to run (called with AttentionInputs, it returns a Trace) and can get other weights.
+    """A layer that is ready to run: called with AttentionInputs, it returns a Trace. Its weights can be replaced.
 
     Args:
-        run: runs the layer.
-        set_weights: replaces the weights by others of the same config, in the way that the framework's users do.
+        run: AttentionInputs -> Trace.
+        set_weights: puts weights of the same config into the layer, as a user of the framework would do it.
     """
 
     run: Run
@@ -97,9 +97,9 @@ class Backend(ABC):
         """Return the names of the ways (paths) to run a layer in this framework, the most usual one first.
 
         "eager" runs operation by operation, and "compiled" as one program of the framework's compiler. Both compute
-        all stages (intermediate arrays). "fast" computes the output and gradients alone, as a layer does when nobody
-        asks for its weights. "fast-compiled" and the names in `OPTIMIZED` are compiled variants. "blocks" is the fast
-        path with `BLOCK` queries at a time. "exported" is the fast path as a program with symbolic batch and lengths.
+        all stages (intermediate arrays). "fast" computes the output and gradients alone, as layers do when no weights
+        are requested. "blocks" is the fast path for two queries at a time. "exported" is the fast path as a program
+        with symbolic batch and lengths. "fast-compiled", "optimized" and "fast-optimized" are compiled, too.
         """
         return ("eager",)
 
@@ -117,16 +117,15 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the variant of `path` with the framework's default compiler settings; `path` if there is none."""
+        """Return the variant of `path` with the framework's default compiler settings, or `path` if there is none."""
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
-        """Use `folder` as the cache of compiled programs for layers made from now on; None: no cache.
+        """Use `folder` as the cache of compiled programs for layers made from now on. `folder=None` means no cache.
 
-        A backend that compiles nothing ignores this. No other backend and no global state changes. A program's key in
-        the folder is made of its source, the versions, the flags and the machine. A damaged or read-only folder is no
-        error.
+        Only this backend uses it. A backend that compiles nothing ignores this. A program's key in the folder covers
+        its source, package versions, flags and the machine. A damaged or read-only folder raises no error.
         """
         return
 
@@ -190,8 +189,8 @@ def load(name: str) -> Backend:
     """Import and return one backend.
 
     Raises:
-        BackendError: no package declares it, its framework is not installed, its import fails, or
-            its entry point names something else than a Backend.
+        BackendError: no installed package declares a backend of this name, its framework is not installed, its import
+            fails, or its entry point gives an object that is no Backend.
 
     >>> load("pytroch")
     Traceback (most recent call last):

@@ -31,8 +31,8 @@ class ReadCall(NamedTuple):
         config, weights, inputs: the layer and the call.
         outputs: the arrays that the layer returned: "output", and "weights" if it returned them per head.
         dtype: the dtype in which the layer computed, by name. bfloat16 numbers are in float32 arrays.
-        parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes.
-        assumed: in words, assumed settings, which the layer does not state and its numbers do not confirm; or "".
+        parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes; else None.
+        assumed: a text on settings that are assumed, because neither the layer nor its numbers show them; "" if none.
     """
 
     config: AttentionConfig
@@ -47,7 +47,7 @@ class ReadCall(NamedTuple):
 class Pulled(NamedTuple):
     """The result of `backends.NAME.native.modules.pulled`, which runs a module forward and backward; in NumPy.
 
-    `pulled` takes the module `held`; the `dtype` of its parameters in this run (None: their own); a function
+    `pulled` takes the module `held`; the `dtype` to cast its parameters to (None: no cast); a function
     `call(module, inputs)` that returns the outputs; the `inputs`; and the `cotangents` of some of the outputs.
     Inputs, outputs and cotangents are dicts by place: a path in nested containers, such as ("0",) for the first item.
 
@@ -63,11 +63,11 @@ class Pulled(NamedTuple):
 
 
 class LayerAdapter:
-    """A base of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
+    """A base class of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
 
     Attributes:
-        kind: the class in words.
-        layer_type: the class.
+        kind: the class of layers, in words.
+        layer_type: the class of layers.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class LayerAdapter:
         return isinstance(layer, self.layer_type)
 
     def check(self, layer: Any) -> None:
-        """Refuse nothing: every such layer can be recorded."""
+        """Raise nothing: every layer of this class can be recorded."""
 
 
 def own_call(
@@ -90,7 +90,10 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Return a call of this project's own layer as a ReadCall; `arguments` are named as in the layer's call."""
+    """Return a call of this project's layer as a ReadCall. `dtypes`: the dtypes of its arithmetic and its weights.
+
+    `arguments`: name -> argument of the layer's call. `to_array`: converts an array of the framework to NumPy.
+    """
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
         name: value if isinstance(value, plain) else to_array(value)
@@ -124,7 +127,10 @@ def d2l_call(
     num_heads: int,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Return a call of d2l.ai's layer as a ReadCall. `folded_weights`: the attention weights (B * H, Lq, Lk)."""
+    """Return a call of d2l.ai's layer as a ReadCall. `dtypes`: the dtypes of its arithmetic and its weights.
+
+    `arrays`: the layer's weights in the weight layout `layout`. `folded_weights`: attention weights (B * H, Lq, Lk).
+    """
     config, weights = layouts.get(layout).read(arrays, num_heads=num_heads)
     queries, keys, values, *more = (None if value is None else value for value in arguments.values())
     lens = None if not more or more[0] is None else as_lens(to_array(more[0]))
@@ -137,7 +143,7 @@ def d2l_call(
 
 
 def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> argument of a call, defaults included; those caught by **kwargs also have their own names."""
+    """Return name -> argument of a call, with defaults. Those caught by **kwargs are also listed by their own names."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
@@ -148,9 +154,9 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
 
 
 def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the bound arguments of a call, in which arguments given by keyword stay keywords.
+    """Return the bound arguments of a call. Arguments that were given by keyword stay keyword arguments.
 
-    `Signature.bind` makes them positional. Then a decorator of transformers that adds the same keyword would fail.
+    `Signature.bind` would make them positional, and a decorator of transformers that adds the same keyword would fail.
 
     >>> def forward(x, mask=None, **more): ...
     >>> as_called(inspect.signature(forward), [1], {"mask": 2}).kwargs
@@ -170,13 +176,13 @@ def as_lens(lens: NDArray) -> NDArray:
 
 
 def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
-    """Return whether a layer looks like d2l.ai's: num_heads, four projections of type `kind`, the same arguments."""
+    """Return whether `layer` has num_heads and W_q, W_k, W_v, W_o of type `kind`, and `call` has d2l.ai's arguments."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
 
 
 def takes_lens(call: Callable[..., Any]) -> bool:
-    """Return whether a call's first arguments are those of d2l.ai's layer."""
+    """Return whether a function's first arguments are d2l.ai's: queries, keys, values and valid_lens."""
     return list(inspect.signature(call).parameters)[:4] == ["queries", "keys", "values", "valid_lens"]
 
 
@@ -190,7 +196,7 @@ def refuse_dropout(*, training: bool, rate: float) -> None:
 
 
 def one_dtype(dtypes: Iterable[str]) -> str:
-    """Return the one dtype of parameters, inputs and output, by name. SpecError if they have several."""
+    """Return the dtype that parameters, inputs and output have in common, by name. SpecError if `dtypes` differ."""
     found = sorted(set(dtypes))
     if len(found) != 1:
         raise SpecError(f"a call in mixed precision can't be recorded: it has {', '.join(found)}")
@@ -198,7 +204,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) where `choose` gives an adapter; skip its submodules unless `adapter.open`."""
+    """Yield (name, module, adapter) if `choose` gives an adapter; unless `adapter.open`, skip the submodules inside."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)
@@ -214,5 +220,5 @@ class NoneFoundError(SpecError):
 
 
 def none_found(target: Any) -> NoneFoundError:
-    """Return the error for a target in which no layer is chosen."""
+    """Return the error for a model in which no attention layer is found that can be captured."""
     return NoneFoundError(f"{type(target).__name__} has no attention layer that is known here and was asked for")

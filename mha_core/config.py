@@ -37,7 +37,7 @@ class ProjectionBias:
 
     @classmethod
     def of(cls, choice: bool | Mapping[str, bool] | ProjectionBias) -> ProjectionBias:
-        """Return the choice made by one bool for all four, or by one for each. Raises SpecError on anything else."""
+        """Return a ProjectionBias made from one bool for all four, or from projection -> bool. SpecError otherwise."""
         if isinstance(choice, ProjectionBias):
             return choice
         if isinstance(choice, bool):
@@ -220,7 +220,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def head_shapes(self) -> HeadShapes:
-        """Return the number and the width of the heads of queries, keys and values."""
+        """Return the HeadShapes of the layer: (number, width) of its query heads, key heads and value heads."""
         return HeadShapes(
             (self.num_heads, self.head_dim),
             (self.num_kv_heads, self.head_dim),
@@ -234,13 +234,13 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of the weights of the query-key norm, in order; empty in a layer without one."""
+        """Return name -> shape, in order, for the weights of the query-key norm; {} in a layer without one."""
         norm = self.query_key_norm
         return {} if norm is None else norm.weight_shapes(self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
     def norm_sizes(self) -> tuple[int, ...] | tuple[None, None]:
-        """Return the sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
+        """Return the lengths of the weight vectors of q_norm and k_norm; (None, None) in a layer without them."""
         shapes = self.norm_shapes
         return (None, None) if not shapes else (shapes["q_norm.weight"][0], shapes["k_norm.weight"][0])
 

@@ -57,7 +57,7 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
 def check_held(name: str, array: NDArray, dtype: str) -> None:
     """Raise SpecError unless `dtype` can hold every number of `array` exactly; the array's own dtype doesn't matter.
 
-    Error bounds of float16 and the like are wide. An array of more exact numbers must not be judged by them.
+    Error bounds of float16 and the like are wide. They must not serve to judge an array that is more exact.
 
     >>> check_held("output", np.array([1.0, 1.015625]), "bfloat16")
     >>> check_held("output", np.array([1.0, 1.01]), "bfloat16")

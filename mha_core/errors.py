@@ -131,12 +131,12 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str]) -> list[str]:
-    """Return at most `room` rows: those of the first blocks that fit, and a row about the blocks that are left out.
+    """Return at most `room` rows: the first blocks that fit, and one row about the blocks that are left out.
 
     Args:
         blocks: groups of rows; a group is returned whole or left out whole.
         room: the most rows; if the first block alone is longer, it is cut and ends with "...".
-        left: a function, number of blocks that are left out -> the row about them.
+        left: (how many blocks are left out) -> the row about them.
 
     >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
@@ -151,7 +151,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
-    """Return the pip command that installs a package with an extra, from the clone or wheel file that it came from.
+    """Return the pip command that installs a package with an extra, from the clone or wheel file of that package.
 
     >>> install_command("torch", "no-such-package")
     "pip install 'no-such-package[torch]'"
@@ -177,7 +177,7 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
-    If the first line ends with a colon, the second line is joined to it, or replaces it if the second has ": " too.
+    If the first line ends with a colon, the second line is added. If the second has ": ", it replaces the first.
     Numbers of arrays become "...". PyTorch's and Keras' long sentences on weights of another shape are shortened.
 
     Args:

@@ -34,7 +34,7 @@ class Need:
     """An argument that an attention function must accept so that it can be called with a feature.
 
     Args:
-        words: the argument in words, for the error about a function without it; or a function: config -> these words.
+        words: the argument in words, or a function config -> words; for the error about a function without it.
         options: parameter names; the function must have one of them.
         present: (config, inputs) -> whether a call needs the argument. Default: whether the call has the feature.
     """
@@ -55,13 +55,13 @@ class Feature:
         name: its name in a layer's `Capabilities.features`.
         words: the feature in words, for messages about layers that don't support it; "" if every layer does.
         present: (config, inputs) -> whether the layer or its call has the feature; inputs None: the layer alone.
-        options: parameter name of an attention function -> (config, inputs) -> the argument to pass.
-        needs: the arguments that an attention function must accept; empty if the shapes of the arrays suffice.
+        options: parameter name of an attention function -> a function of (config, inputs) that returns the argument.
+        needs: the arguments that an attention function must accept; () if the arrays' shapes show the feature.
         plain: config field that a checkpoint's arrays don't show -> its value in layers without the feature.
-        layout: why a weight layout has no such layers, as the end of "layout 'x' ..."; "": made from `words`.
-        arithmetic: whether it changes what is computed from given arrays. Messages name such features first.
+        layout: the end of the error "layout 'x' ..." if layout x can't hold such a layer; "": made from `words`.
+        arithmetic: whether the feature changes what is computed from given arrays. Messages name such features first.
         alone: whether a message that names this feature names no other one.
-        bends: whether scores with it are not proportional to queries . keys.
+        bends: whether the feature makes scores that are not proportional to queries . keys.
         faint: values of the field in `plain` whose effect may be too weak to be seen in a call, the weakest first.
     """
 
@@ -78,7 +78,7 @@ class Feature:
     faint: tuple[float, ...] = ()
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
-        """Return why no weight layout has this feature of `config`, as the end of "layout 'x' ..."; else None."""
+        """Return the end of an error "layout 'x' ...": why weight layouts can't hold this feature; None if they can."""
         if not (self.layout or self.plain) or not self.present(config, None):
             return None
         said = self.layout or f"belongs to layers without {self.words}"
@@ -87,7 +87,7 @@ class Feature:
 
 
 def finite_bias(bias: NDArray) -> NDArray:
-    """Return the additive bias in its own shape with 0 in place of -inf, as the bool mask excludes those keys."""
+    """Return `bias` with 0 in place of -inf, in the same shape. The bool mask excludes the keys with -inf."""
     return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 
@@ -269,7 +269,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Return those names in `plain_fields()` that change what a layer computes from the same arrays.
+    """Return the config fields in `plain_fields()` that change what a layer computes from the same arrays.
 
     >>> arithmetic_fields()  # dropout is none of them
     ['score', 'score_dim', 'scale', 'softcap', 'rotary', 'query_key_norm']

@@ -60,7 +60,7 @@ class Handover(NamedTuple):
     def given(self) -> tuple[AttentionConfig, AttentionInputs]:
         """Return the call as config and inputs of attention without projections.
 
-        A sink becomes one more key of zeros, with a value of zeros and with the sink as its bias.
+        For sinks, each head gets one more key of zeros, with a value of zeros and with the sink as its bias.
 
         Raises:
             SpecError: the arrays do not fit each other, or a mask is neither bool nor floating-point.
@@ -106,7 +106,7 @@ class Handover(NamedTuple):
         return config, inputs
 
     def read(self) -> ReadCall:
-        """Return the call and its output as a ReadCall. Raises as `given` does, or if the output has a wrong shape."""
+        """Return the call and its output as a ReadCall. SpecError as in `given`, or if the output's shape is wrong."""
         config, inputs = self.given()
         wanted = (len(inputs.keys), config.num_heads, inputs.queries.shape[2], config.value_head_dim)
         if self.output is None or self.output.shape != wanted:
@@ -145,7 +145,7 @@ class Handover(NamedTuple):
 
 
 def number(name: str, value: Any) -> float | None:
-    """Return the argument `value` as a float; None stays None. Raises SpecError if it is no single number."""
+    """Return the argument `value` as a float; return None if it is None. Raises SpecError if it is no single number."""
     if value is None:
         return None
     try:
@@ -169,8 +169,8 @@ class AttentionCall:
 
     Args:
         name, module: the calling module's name in the model, and the module itself; "" and None if unknown.
-        read: copies the arguments, or raises SpecError. It returns a function: the call's result (None if it is
-            unknown) -> Handover (arguments and result in NumPy).
+        read: copies the arguments, or raises SpecError. It returns a function that takes the call's result
+            (None if it is unknown), and returns a Handover (arguments and result in NumPy).
         run: calls the function and returns its result.
         give: converts a NumPy output (B, H, Lq, dv) to the form in which the function returns its own.
     """
@@ -226,7 +226,7 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """Return (name_of(self), self) of the innermost frame whose local `self` has a name; ("", None) if none has."""
+    """Return (name_of(self), self) of the first frame from `frame` outward whose `self` has a name; else ("", None)."""
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)
@@ -237,7 +237,7 @@ def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
 
 
 def windowed(left: int, right: int, query_len: int, key_len: int) -> NDArray[np.bool_]:
-    """Return bool (1, 1, Lq, Lk): True for keys from `left` before to `right` after a query's own position."""
+    """Return bool (1, 1, Lq, Lk): True where i - left <= j <= i + right, for query i and key j."""
     offset = np.arange(key_len) - np.arange(query_len)[:, None]
     found: NDArray[np.bool_] = ((offset >= -left) & (offset <= right))[None, None]
     return found

@@ -31,7 +31,7 @@ class Capabilities:
 
     Args:
         features: names of features in the table `mha_core.features.FEATURES`.
-        only_lengths: whether the layer takes no mask but valid_lens (of each item or query).
+        only_lengths: whether `valid_lens` is the only mask that the layer takes.
 
     Raises:
         SpecError: the table has no feature of this name.

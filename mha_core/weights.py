@@ -150,7 +150,7 @@ class CheckedWeights(Mapping[str, NDArray]):
         self._arrays = dict(arrays)
 
     def fit(self, config: AttentionConfig) -> bool:
-        """Return whether this config has weights of the same names and shapes."""
+        """Return whether `config` has weights of the same names and shapes as these."""
         return self.config == config or weight_shapes(self.config) == weight_shapes(config)
 
     def __getitem__(self, name: str) -> NDArray:

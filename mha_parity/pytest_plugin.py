@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the subjects, so that a mistake in an option ends the run before any test."""
+    """Load the subjects (tested layers), so that a mistake in an option ends the run before any test."""
     config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
     specs: list[str] = config.getoption("--mha-subject")
     if not specs:
@@ -95,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def mha_tolerance() -> Callable[..., Any]:
-    """`mha.tolerance`: the right output of a layer, and the error that is allowed in each element of it."""
+    """Return `mha.tolerance`, which gives the right output of a layer and the allowed error of each element."""
     from mha import tolerance
 
     return tolerance
@@ -103,7 +103,7 @@ def mha_tolerance() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def mha_where() -> Callable[..., Any]:
-    """`mha.where`: the modules of a recorded port that are wrong, each judged by its original's."""
+    """Return `mha.where`, which compares each module of a recorded port with the original's, and reports wrong ones."""
     from mha import where
 
     return where
@@ -111,7 +111,7 @@ def mha_where() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def mha_invariants() -> Callable[..., Any]:
-    """`mha.invariants`: what holds of a layer or a model asked for the same number two ways."""
+    """Return `mha.invariants`, which computes the same numbers with a model in two ways, and reports if they differ."""
     from mha import invariants
 
     return invariants

@@ -10,7 +10,7 @@ import mha_parity
 
 
 def run() -> None:
-    """Run the command line, or say which package stands in its way."""
+    """Run the command line. If another package hides one of this project's, print which, and exit with status 2."""
     try:
         from mha.cli.main import run as run_command
     except ImportError:
@@ -26,7 +26,7 @@ def run() -> None:
 
 
 def hidden() -> str:
-    """Return which package is found in place of the clone's of the same name; "" if none, as in a wheel."""
+    """Return a message on a foreign package that Python finds under the name of one of this clone's; "" if none."""
     home = Path(__file__).resolve().parents[1]
     for top in getattr(mha_parity, "PLACES", ()):
         spec = find_spec(top)

@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """Return the config with the input widths of the parameters. SpecError before `init` sets them."""
+        """Return the layer's config, with the input widths of parameters in `variables`. SpecError before `init`."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -121,9 +121,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
+        """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
+        This runs before norms and rotary positions. The past is not among the keys and values.
         """
         return queries, keys, values
 
@@ -148,7 +148,7 @@ class MultiHeadAttention(nn.Module):
 
     @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
-        """Return all seven stages of a call, queries to output: `layer.apply(variables, call, method="stages")`."""
+        """Return the Stages of a call, all arrays from queries to output. Run it as `apply(..., method="stages")`."""
         config, training = self._config, not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -174,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
-            call, deterministic: as for `stages`.
+            call, deterministic: the inputs of the layer, and whether dropout is off.
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: the most queries to compute at once. None: as many as fit in the memory budget.
         """
@@ -234,7 +234,7 @@ class MultiHeadAttention(nn.Module):
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

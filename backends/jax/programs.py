@@ -197,7 +197,7 @@ SOURCE = "what a program is traced from"
 
 
 def accepted(options: CompilerOptions) -> CompilerOptions:
-    """Return the compiler options that this jaxlib knows; versions differ in them."""
+    """Return the given compiler options without those that this version of jaxlib does not know."""
     return (
         options if _is_known(options) else {name: value for name, value in options.items() if _is_known({name: value})}
     )
@@ -219,7 +219,7 @@ def text_key(text: str) -> str:
 def origin(layer: Any, path: str) -> str | None:
     """Return a text that identifies what a layer's program is traced from: `path`, the layer, all code, and Python.
 
-    The text leaves out the call's arguments. None: a field of the layer has no `exact` text, or code can't be read.
+    It leaves out the call's arguments. Return None if `exact` refuses a field of the layer, or code can't be read.
     """
     if CODE is None:
         return None
@@ -263,6 +263,6 @@ def exact(value: Any) -> str:
 
 
 def kept_in(folder: Path, versions: dict[str, str], options: object) -> Kept:
-    """Return the store in `folder` for programs of these versions and options, for this machine and environment."""
+    """Return the store of compiled programs in `folder`, for these versions and options, on this machine."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(SETTINGS))
     return Kept(folder / folder_for({PROJECT: version(PROJECT), **versions}, (repr(options), *settings, machine())))

@@ -94,15 +94,15 @@ class MultiHeadAttention(AttentionLayer):
 
     @property
     def config(self) -> AttentionConfig:
-        """Return the config with the input widths of the parameters. SpecError before a first call sets them."""
+        """Return the layer's config, with the input widths of its parameters. SpecError before the first call."""
         return self._config.with_widths(*self._widths)
 
     def after_projection(
         self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
+        """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
+        This runs before norms and rotary positions. The past is not among the keys and values.
         """
         return queries, keys, values
 
@@ -126,7 +126,7 @@ class MultiHeadAttention(AttentionLayer):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
-        """Return all seven stages of a call, queries to output; dropout acts only in training."""
+        """Return the Stages of a call, all arrays from queries to output; dropout acts only in training."""
         config = self._config
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -151,7 +151,7 @@ class MultiHeadAttention(AttentionLayer):
         """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
-            call, training: as for `stages`.
+            call, training: the inputs of the layer, and whether dropout acts.
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: how many queries are computed at once. None: the fastest number.
         """
@@ -192,8 +192,8 @@ class MultiHeadAttention(AttentionLayer):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: tensors or NumPy arrays, of the layer's compute dtype; of any if the layer has no
-                parameters.
+            queries, keys, values: tensors or NumPy arrays of the layer's compute dtype. Without parameters the layer
+                takes any dtype.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.
@@ -208,7 +208,7 @@ class MultiHeadAttention(AttentionLayer):
             training: whether dropout acts. None: as in the layer that calls this one; False if there is none.
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

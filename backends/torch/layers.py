@@ -109,13 +109,13 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
     @property
     def config(self) -> AttentionConfig:
-        """Return the config with the input widths of the parameters. SpecError before a first call sets them."""
+        """Return the layer's config, with the input widths of its parameters. SpecError before the first call."""
         return self._config.with_widths(*self._widths())
 
     def after_projection(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return projected queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv): a subclass may change them.
+        """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs on new keys and values, before norms and rotary positions. Here it returns its arguments unchanged.
+        This runs before norms and rotary positions. The past is not among the keys and values.
         """
         return queries, keys, values
 
@@ -139,7 +139,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any]) -> Stages[Tensor]:
-        """Return all seven stages of one call."""
+        """Return the Stages of a call, all arrays from queries to output."""
         config = self._config
         call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -159,7 +159,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         """Return the same output (B, Lq, Do) as `stages`, but in memory that grows with Lq + Lk instead of Lq * Lk.
 
         Args:
-            call: as for `stages`.
+            call: the inputs of the layer.
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv).
             query_block: how many queries are computed at once. None: the fastest number.
         """
@@ -213,7 +213,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv), the next past.
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

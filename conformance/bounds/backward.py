@@ -41,7 +41,7 @@ def d_values(b: Bounds) -> Bounded:
 
 
 def d_scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the error bound of dS = P (dP - D). D is the row sum of P dP, equal to the row sum of dO O."""
+    """(B, H, Lq, Lk): the error bound of dS = P (dP - D), with weights P. D: row sums of P dP or of dO O (O: heads)."""
     state, r, weights, d_weights = b.state, b.rounding, b["weights"], b["d_weights"]
     by_weights = r.product(_rows(weights), _columns(d_weights)).map(lambda array: array[..., 0])
     by_heads = r.product(_rows(b["d_heads"]), _columns(b["heads"])).map(lambda array: array[..., 0])
@@ -65,7 +65,7 @@ def _columns(x: Bounded) -> Bounded:
 
 
 def d_bias(b: Bounds) -> Bounded | None:
-    """Return the error bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
+    """Return the error bound of the additive bias's gradient, in the bias's shape; None if the mask has no bias."""
     bias = b.state.inputs.mask.bias
     return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 
@@ -213,7 +213,7 @@ def without_past(step: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of the gradient of the input of the norm `name`.
+    """(B, heads, L, d): the error bound of the gradient before the norm `name`.
 
     If the layer has no norm in this order ("before" or "after" the rotation), the gradient passes unchanged.
     """
@@ -225,7 +225,7 @@ def normed(order: str, name: str, b: Bounds) -> Bounded:
 
 
 def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
-    """Return the error bounds of the gradients of a norm's input and parameters.
+    """Return the NormBounds of the norm `name`: the error bounds of its gradients.
 
     The layer must have the norm where `order` says: "before" or "after" the rotation.
     """
@@ -243,7 +243,7 @@ def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def turned(side: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of the gradient of `side`, "queries" or "keys", before its rotation."""
+    """(B, heads, L, d): the error bound of the gradient of `side` ("queries" or "keys") before the rotation."""
     gradient: Bounded = b[f"d_rotated_{side}"]
     return gradient if b.state.config.rotary is None else rotated(b, gradient, side, back=True)
 

@@ -34,7 +34,7 @@ enough that the rounding of the reference doesn't make equal numbers differ."""
 
 
 def copies(x: NDArray) -> NDArray:
-    """Return for each number how many numbers along the last axis, itself included, have the same mantissa.
+    """Return, for each number, how many numbers along the last axis (itself included) have its mantissa.
 
     Sign and power of two do not matter: numbers that differ only in them have equal relative rounding errors.
 
@@ -56,7 +56,7 @@ def copies(x: NDArray) -> NDArray:
 
 
 def total_copies(x: NDArray) -> NDArray:
-    """Return the sum of `copies` along the last axis, which has n^2 for each group of n equal mantissas.
+    """Return the sum of `copies` along the last axis: each group of n numbers with equal mantissas adds n^2.
 
     >>> total_copies(np.array([[0.3, 0.7, -0.6, 0.3, 1.0]]))
     array([11])
@@ -92,7 +92,7 @@ def _groups(in_order: NDArray) -> tuple[NDArray, NDArray]:
 
 @dataclass(frozen=True)
 class Bounded:
-    """A pair of exact values `v` and bounds `e` on how far a computed array may lie from them."""
+    """A pair of arrays: exact values `v`, and bounds `e` on the error |computed - v| of an array that was computed."""
 
     v: NDArray
     e: NDArray
@@ -104,7 +104,7 @@ class Bounded:
 
     @property
     def most(self) -> NDArray:
-        """Return the largest magnitude that each computed element can have."""
+        """Return |v| + e, the largest magnitude that each computed element can have."""
         return np.abs(self.v) + self.e
 
     def map(self, rearrange: Callable[[NDArray], NDArray]) -> Bounded:
@@ -119,13 +119,13 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rules by which rounding errors add up in a precision: in the worst case, or by chance (`probabilistic`)."""
+    """A rule for adding up a precision's rounding errors: linearly (worst case), or by squares if `probabilistic`."""
 
     precision: Precision
     probabilistic: bool
 
     def add(self, *errors: NDArray | float) -> NDArray:
-        """Return the bound on the sum of errors with these bounds."""
+        """Return the bound on a sum of errors, each of which has a bound in `errors`."""
         total: NDArray = np.asarray(reduce(operator.add, errors))
         if not self.probabilistic:
             return total
@@ -137,9 +137,9 @@ class Rounding:
         return LAMBDA * u if self.probabilistic else u
 
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
-        """Return the error bound of a sum with n roundings, relative to the sum of its terms' magnitudes.
+        """Return the error bound of a sum with n roundings to unit roundoff `u`, relative to the sum of |terms|.
 
-        `squares`: the sum of n^2 over all groups of n equal terms, such as 3^2 + 2^2. Default: all terms differ.
+        `squares`: the sum of c^2 over all groups of c equal terms, such as 3^2 + 2^2. Default: n, if all terms differ.
         """
         worst = n * u / (1.0 - n * u) if n * u < 1.0 else np.inf
         if not self.probabilistic:
@@ -148,22 +148,22 @@ class Rounding:
         return np.minimum(worst, np.expm1(LAMBDA * root * u + n * u * u / (1.0 - u)))
 
     def within(self, furthest: Any, width: Any) -> Any:
-        """Return the error bound of a number that is known to lie in an interval of this width.
+        """Return the error bound of a computed number that lies in an interval of this width around the exact one.
 
-        The worst case is `furthest`, the distance to the interval's further end. The probabilistic bound is LAMBDA
-        standard deviations, which are at most half the width (Popoviciu). It is not cut off at the ends, because then
-        errors could not be added up by their squares.
+        In the worst case it is `furthest`, the distance from the exact number to the further end. If `probabilistic`,
+        it is LAMBDA times half the width, which no standard deviation exceeds (Popoviciu). It is not cut off at
+        `furthest`, because bounds that are cut off could not be added up by their squares.
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
     def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-        """Return the error bound of `rising(x)`, for a function with slopes in 0..1: errors shrink where it is flat."""
+        """Return the error bound of `rising(x)`, for a function with slopes in 0..1. Errors shrink where it is flat."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
 
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
-        """Return x rounded to the storage dtype; numbers below `lost` (None: the least normal one) may become 0."""
+        """Return x with the error of storing added. Numbers below `lost` (None: the least normal one) may become 0."""
         flushed = self.precision.tau if lost is None else lost
         return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, flushed))
 
@@ -202,7 +202,7 @@ class Rounding:
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))
 
     def total(self, a: Bounded, axes: tuple[int, ...], *, keepdims: bool = False) -> Bounded:
-        """Return the sum over some axes, rounded as `store` does. Errors add up linearly: they may have one sign."""
+        """Return the sum over `axes`, rounded as `store` does. Errors add up linearly, as if all had the same sign."""
         n = int(np.prod([a.v.shape[axis] for axis in axes], dtype=int))
         carried = a.e.sum(axis=axes, keepdims=keepdims)
         squares = None
@@ -212,11 +212,11 @@ class Rounding:
         return self.store(Bounded(a.v.sum(axis=axes, keepdims=keepdims), self.add(carried, summation)))
 
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
-        """Return the bound (..., m, k) on `errors @ factors`, for errors (..., m, n) of unknown signs.
+        """Return the bound (..., m, k) on `errors @ factors`, for errors up to +-`errors` (..., m, n).
 
-        In the worst case it is the sum of all magnitudes. If `probabilistic`, it is the larger of two sums. Independent
-        errors add up by their squares; c equal errors count c times each (Cauchy and Schwarz). Errors of one cause
-        have the same sign, and add up with the signs of the factors.
+        In the worst case it is errors @ |factors|. If `probabilistic`, it is the larger of two bounds. One is for
+        independent errors: their squares are added, each times the number of equal errors in its row (Cauchy and
+        Schwarz). The other is for errors of one cause, which have the same sign: |errors @ factors|.
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])
@@ -272,13 +272,13 @@ Found = TypeVar("Found")
 
 @dataclass
 class Bounds:
-    """A table of the error bounds found so far: the argument of each function that finds the bound of a step.
+    """A table of the error bounds found so far. Functions that find the bound of the next step take it as argument.
 
     Attributes:
         state: the arrays of all steps, as the reference computed them.
-        rounding: the rules by which errors add up.
-        steps: name of an earlier step -> its bound, which `bounds[name]` reads: a Bounded, a dict of Bounded for a
-            step with a dict of gradients, or None for a step that returns None.
+        rounding: the rule by which errors add up.
+        steps: name of an earlier step -> its bound, also read by `bounds[name]`: a Bounded; a dict of Bounded for a
+            step that returns a dict; None for a step that returns None.
     """
 
     state: State

@@ -40,13 +40,13 @@ WEIGHTLESS = -1000.0
 
 
 class Growth(NamedTuple):
-    """Bounds on the relative errors of the attention weights: of each by itself, and of a whole row together.
+    """Bounds on the relative errors of the attention weights: of each weight by itself, and of a whole row together.
 
     Attributes:
-        own: (B, H, Lq, Lk). A weight may be wrong by a factor of up to e^own: by the errors of its score, of
-            subtracting the maximum, of a product with log2(e) in base 2, and of the exponential.
-        shared: (B, H, Lq, 1). A row may be wrong by a common factor of up to 1 + shared: by the error of the sum by
-            which it is divided, or, in exp(score - logsumexp), of the maximum and the logarithm.
+        own: (B, H, Lq, Lk). A weight may be wrong by a factor of up to e^own. This covers the errors of its score, of
+            subtracting the maximum, of the product with log2(e) if the base is 2, and of the exponential.
+        shared: (B, H, Lq, 1). A row may be wrong by a common factor of up to 1 + shared. This covers the error of the
+            row's sum, or, in exp(score - logsumexp), of the maximum and the logarithm.
     """
 
     own: NDArray
@@ -54,12 +54,12 @@ class Growth(NamedTuple):
 
 
 def growth(b: Bounds) -> Growth:
-    """Return the bounds on the weights' relative errors, from the bound on the scores and the softmax's arithmetic."""
+    """Return the bounds on the weights' relative errors, due to the errors of scores and the softmax's arithmetic."""
     return growth_of(b.rounding, b["scores"], b.state["allowed"])
 
 
 def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
-    """`growth` of any scores, over their last axis."""
+    """Return the Growth of a softmax of any scores over their last axis."""
     p, key_len = r.precision, scores.v.shape[-1]
     blocks = p.key_blocks(key_len)
     highest = _row_maximum(scores.v, allowed)
@@ -110,7 +110,7 @@ def weights(b: Bounds) -> Bounded:
 
 
 def weights_of(r: Rounding, right: NDArray, scores: NDArray, allowed: NDArray, errors: Growth) -> Bounded:
-    """Return the exact weights `right` with the bounds on their errors, from the relative `errors`."""
+    """Return the exact weights `right` as a Bounded, whose error bounds follow from the relative `errors`."""
     own, shared = errors
     up, down = np.exp(own), np.exp(-own)
     most = (right * up).sum(axis=-1, keepdims=True)
@@ -136,8 +136,8 @@ def _any_key(own: NDArray) -> NDArray:
 def heads(b: Bounds) -> Bounded:
     """(B, H, Lq, dv): the error bound of the output o of each head, weights @ values.
 
-    An error in weight j is multiplied by |v_j - o|, because moving weight between equal values changes nothing. An
-    error that all weights of a row have in common is multiplied by |o|.
+    Weights are normalized to sum 1. So an error of one weight j moves o by the error times |v_j - o|. A relative error
+    that all weights of a row have in common moves o by the error times |o|.
     """
     state, r = b.state, b.rounding
     values = b.heads_of("values")
@@ -166,10 +166,10 @@ def heads(b: Bounds) -> Bounded:
 
 
 def least(r: Rounding, state: State) -> dict[str, NDArray]:
-    """Return lower limits of the error bounds of `weights` and `heads` by name, at a hundredth of the bounds' cost.
+    """Return lower limits of the error bounds of "weights" and "heads". They take a hundredth of the bounds' time.
 
-    Only the roundings of scores, of a row's sum, of a weight and of the weighted sum count. Where the bounds add errors
-    by their squares, the limits take the largest error, or, for n errors, 1 / sqrt(n) of their sum.
+    They cover only roundings of scores, row sums, weights and the weighted sum. Where bounds add the squares of a few
+    errors, limits take the largest error. Where bounds do so for the errors of n keys, limits take their sum / sqrt(n).
     """
     p, weights, heads = r.precision, state["weights"], state["heads"]
     n, keys = max(weights.shape[-1], 1), state["allowed"]
@@ -201,12 +201,12 @@ def _own_roundings(r: Rounding, key_len: int) -> float:
 
 
 def exact(step: str, b: Bounds) -> Bounded:
-    """Return the result of `step`, which changes no number, with an error bound of 0."""
+    """Return the result of `step`, which does no arithmetic, with an error bound of 0."""
     return Bounded.exact(b.state[step])
 
 
 def project(projection: str, b: Bounds) -> Bounded:
-    """(B, L, in) -> (B, L, out): the error bound of x W^T + b, whether b is the first or the last term of the sum."""
+    """(B, L, in) -> (B, L, out): the error bound of x W^T + b. It holds whether b is added first or last."""
     x: Bounded = b[PROJECTED[projection][0]]
     if not b.state.config.projections:
         return x
@@ -215,7 +215,7 @@ def project(projection: str, b: Bounds) -> Bounded:
 
 
 def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
-    """Return X W + b with its error bound, whether b is the first or the last term of the sum."""
+    """Return x @ weight + bias with an error bound that holds whether the bias is added first or last."""
     projected = r.product(x, weight)
     if bias is None:
         return projected
@@ -235,13 +235,16 @@ def turned(side: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of `step` after the norm `name`; unchanged without a norm in this `order`."""
+    """(B, heads, L, d): the error bound of the norm `name` of the result of `step`.
+
+    If the layer has no norm in this `order` ("before" or "after" the rotation), return the error bound of `step`.
+    """
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): the error bound of `keys` or `values`: 0 for the past, then the bound of the new ones."""
+    """(B, G, Lk, d or dv): `step` (keys or values). Its error bound is 0 in the past, then that of `new_step`."""
     new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))
@@ -273,7 +276,7 @@ def similarity(b: Bounds) -> Bounded:
 
 
 def scaled_product(bounds: Bounds, a: Bounded, b: Bounded) -> Bounded:
-    """Return a @ b * scale in the storage dtype with its error bound, whether a, b or the product is scaled."""
+    """Return a @ b * scale in the storage dtype. The error bound holds whether a, b or the product is scaled."""
     r, scale = bounds.rounding, bounds.state.config.softmax_scale
     scaled = Bounded(a.v * scale, a.e * abs(scale))
     plain = r.product(scaled, b)
@@ -300,7 +303,7 @@ def capped(b: Bounds) -> Bounded:
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
-    """Return c times the error bound of x / c, the argument of a softcap's tanh; c may be rounded as well."""
+    """Return c times the error bound of x / c, the argument of tanh. The softcap c may be rounded, too."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
 
 
@@ -316,13 +319,13 @@ def scores(b: Bounds) -> Bounded:
 
 
 def kept(step: str, b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the bound of `step` after dropout."""
+    """(B, H, Lq, Lk): the error bound of `step` after dropout."""
     bound: Bounded = b[step]
     return bound if b.state.inputs.dropout_keep is None else b.rounding.times(bound, dropout_factor(b.state))
 
 
 def merged(step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
+    """(B, heads, L, d) -> (B, L, heads * d): the error bound of `step` with its heads merged."""
     return b[step].map(merge_heads)
 
 

@@ -18,7 +18,7 @@ ROOT_ROUNDINGS = 4
 
 
 def given(r: Rounding, array: NDArray) -> Bounded:
-    """Return an array as a Bounded, with the error of rounding it to the storage dtype as its bound."""
+    """Return an array as a Bounded. Its error bound is the error of rounding the array to the storage dtype."""
     own = np.asarray(array, dtype=np.float64)
     if r.precision.storage == "float64":
         return Bounded.exact(own)
@@ -90,10 +90,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
 def norm(
     r: Rounding, x: Bounded, epsilon: float, scale: Bounded | None, bias: Bounded | None, *, centred: bool
 ) -> Bounded:
-    """Return LayerNorm(x) over the last axis (RMSNorm unless `centred`) with its error bound, however it is computed.
+    """Return LayerNorm(x) over the last axis (RMSNorm unless `centred`), with a bound for all usual ways to compute it.
 
-    With the mean m, the variance may be mean((x - m)^2) or mean(x^2) - m^2. With the reciprocal s of its root,
-    (x - m) s may be computed as x s - m s, and the bias may be added to the second term.
+    With the mean m, the variance may be mean((x - m)^2) or mean(x^2) - m^2. With s = 1 / sqrt(variance + epsilon),
+    (x - m) s may be computed as x s - m s, and the bias may be added to m s first.
     """
     u, n = r.precision.u, x.v.shape[-1]
     squares = r.store(Bounded(x.v**2, r.add(2.0 * np.abs(x.v) * x.e, x.e**2)))

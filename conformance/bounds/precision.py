@@ -26,7 +26,7 @@ In float16 it is the smallest subnormal number, because every processor keeps th
 
 @dataclass(frozen=True)
 class Precision:
-    """The arithmetic of a subject.
+    """The arithmetic of a subject (a tested layer): dtypes and two properties of its softmax.
 
     Args:
         storage: dtype of the array in which the result of each stage is stored.
@@ -79,27 +79,27 @@ class Precision:
 
     @property
     def u(self) -> float:
-        """Unit roundoff of storage."""
+        """Return the unit roundoff of the storage dtype."""
         return UNIT_ROUNDOFF[self.storage]
 
     @property
     def ua(self) -> float:
-        """Unit roundoff of the accumulator."""
+        """Return the unit roundoff of the accumulator dtype."""
         return UNIT_ROUNDOFF[self.accumulator]
 
     @property
     def ur(self) -> float:
-        """Unit roundoff of plain sums."""
+        """Return the unit roundoff of plain sums (`reduction`)."""
         return UNIT_ROUNDOFF[self.reduction]
 
     @property
     def us(self) -> float:
-        """Unit roundoff of the softmax arithmetic."""
+        """Return the unit roundoff of the softmax arithmetic."""
         return UNIT_ROUNDOFF[self.softmax]
 
     @property
     def um(self) -> float:
-        """Return the unit roundoff of the `multiply` format; 0 if that is the storage dtype: no rounding then."""
+        """Return the unit roundoff of the `multiply` format; 0 if that is the storage dtype (nothing is rounded)."""
         return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
 
     @cached_property
@@ -122,9 +122,9 @@ class Precision:
 
     @cached_property
     def linear_below(self) -> float:
-        """Return the size below which errors are added up linearly, and not by their squares.
+        """Return the size below which errors are added linearly instead of by their squares.
 
-        Errors this small come from flushing to zero, and all have one sign. Squares of errors below 1e-140 underflow.
+        Errors this small come from flushing to zero: all have the same sign. Squares of errors below 1e-140 underflow.
         """
         return max(min(1e12 * self.tau, 2.0**-14), 1e-140)
 
@@ -152,7 +152,7 @@ def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | Non
     """Return the narrowest dtype that holds all computed arrays exactly, if it is narrower than `dtype`; else None.
 
     Args:
-        pairs: pairs (computed array, right array). The result is None if the two differ by more than rounding explains.
+        pairs: pairs (computed array, right array). If they differ by more than rounding explains, the result is None.
         dtype: the dtype in which the arrays should have been computed.
 
     >>> third = np.array([1 / 3, 2 / 3])

@@ -30,7 +30,7 @@ class BoundedNorm(NamedTuple):
 
 
 def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> BoundedNorm:
-    """Return the steps of the norm `name` ("q_norm" or "k_norm") of x, with their error bounds."""
+    """Return the BoundedNorm of x for the norm `name` ("q_norm" or "k_norm"): its steps with their error bounds."""
     r, axes = b.rounding, mean_axes(settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))
     exact = norm(x.v, settings, weight, bias)
@@ -67,7 +67,7 @@ class NormBounds(NamedTuple):
 
 
 def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: QueryKeyNorm) -> NormBounds:
-    """Return the error bounds of the gradients of the norm `name` of x, from `gradient`, that of the norm's result."""
+    """Return the NormBounds of the norm `name` of x: the bounds of its gradients, from the `gradient` of its result."""
     r, axes, us = b.rounding, mean_axes(settings), b.rounding.precision.us
     steps = bounded_norm(b, name, x, settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))

@@ -28,7 +28,7 @@ SURELY = 0.999
 
 
 class AllowedError(Mapping[str, NDArray]):
-    """A mapping of each stage's name and each "gradients.NAME" to an array of the error allowed in each element.
+    """A mapping: name of a stage, or "gradients.NAME" -> array with the allowed error of each element.
 
     An array is computed when it is first read, because many layers under test return no gradients.
 
@@ -57,7 +57,7 @@ class AllowedError(Mapping[str, NDArray]):
         return len(self._names)
 
     def least(self) -> dict[str, NDArray]:
-        """Return lower limits of the errors allowed in "weights" and "output" by name; they are computed far faster.
+        """Return lower limits of the allowed errors of "weights" and "output", computed far faster than the errors.
 
         The dict is empty for layers with projections or dropout, and once all allowed errors have been computed.
         """
@@ -83,7 +83,7 @@ class AllowedError(Mapping[str, NDArray]):
 
 
 def allowed_error_of_steps(state: State, precision: Precision) -> dict[str, NDArray]:
-    """Return step name -> array of the error allowed in each element of the step's result (see `AllowedError`).
+    """Return step name -> array with the allowed error of each element of its result (see `AllowedError`).
 
     Gradients that a step returns in a dict have names "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
     or return None have no entry.
@@ -151,7 +151,7 @@ def _of_steps(bounds: Bounds) -> dict[str, Bounded]:
 
 
 def of_all(bounds: Bounds) -> Bounds:
-    """Fill `bounds.steps` with the error bounds of all steps of the reference's run, and return `bounds`."""
+    """Compute the error bound of each step in turn, put it into `bounds.steps`, and return `bounds`."""
     _run(FORWARD_BOUNDS, bounds)
     if bounds.state.inputs.cotangent is not None:
         _run(BACKWARD_BOUNDS, bounds)

@@ -39,10 +39,10 @@ class Case:
         training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: (random generator, problem made from the fields above) -> the final problem; None: no change.
-        same_sizes: the reason why two sizes may be equal; "" if they may not.
-        trivial_mask: the reason why the mask may exclude nothing or everything; "" if it may not.
+        same_sizes: the reason why two of its sizes may be equal; "" if they may not.
+        trivial_mask: the reason why the mask may exclude no key or all keys; "" if it may not.
         source: a function that returns the problem; None: the problem is drawn at random.
-        expensive: whether the case takes so long that searches that run many cases should leave it out.
+        expensive: whether the case is too slow for searches, which run many cases.
         as_users_run: whether frameworks that compile run the case, in float32, with their default compiler settings.
     """
 
@@ -68,7 +68,7 @@ class Case:
 
     @classmethod
     def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
-        """Return a case of a given problem. `why`: the reason why its sizes may be equal and its mask trivial."""
+        """Return a case of a given problem. `why` is the reason for both `same_sizes` and `trivial_mask`."""
         sizes = problem.sizes
         return cls(
             id,

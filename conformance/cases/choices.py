@@ -43,7 +43,7 @@ _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
 
 def lengths_up_to_all(made: Made) -> Sequence[int]:
-    """Return the options for the number of keys that an item or a query may attend to: Lk, Lk - 1, ..., 0."""
+    """Return the options for a number of allowed keys: Lk, Lk - 1, ..., 0. `made`: name -> earlier choice."""
     return range(made["Lk"], -1, -1)
 
 
@@ -62,12 +62,12 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def even_widths(made: Made) -> Sequence[int]:
-    """Return the options for the rotary width in a head of width d: the even numbers up to d, the largest first."""
+    """Return the options for the rotary width: even numbers from d, the head width chosen in `made`, down to 2."""
     return range(made["d"] // 2 * 2, 0, -2)
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return the options for how a call gives rotary positions, such as "tables"; "counted" needs offsets >= 0."""
+    """Return the options for how a call gives rotary positions; "counted" only if no offset chosen in `made` is < 0."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -76,7 +76,7 @@ def ways_to_stand(made: Made) -> Sequence[str]:
 
 
 def weights_of_scope(made: Made) -> Sequence[str]:
-    """Return the options for `QueryKeyNorm.weight`, given the chosen scope: "all" excludes "shared"."""
+    """Return the options for `QueryKeyNorm.weight`: without "shared" if the scope chosen in `made` is "all"."""
     return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 
@@ -133,7 +133,7 @@ SMALL: Space = {
 
 @dataclass(frozen=True)
 class Description:
-    """A collection of the choices from which one problem is made.
+    """A description of one problem by the choices that were made for it.
 
     Attributes:
         config, sizes: the layer, and B, Lq, Lk and Lp of the call.
@@ -169,10 +169,10 @@ class Asker:
 
 
 def describe(choose: Choose) -> Description:
-    """Return the Description of a problem; `choose(name, options)` makes each choice.
+    """Return the Description of a problem. `choose(name, options)` makes each choice: it returns one of the options.
 
-    The order of the choices must not change, because a case `random-SEED-INDEX` takes them from one random stream.
-    New choices come last, and only in cases whose names have another form, such as `random-SEED-INDEX-parts`.
+    Cases `random-SEED-INDEX` take their choices from one random stream, so the order of choices must not change. New
+    choices come last, and only in cases whose names have another form, such as `random-SEED-INDEX-parts`.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

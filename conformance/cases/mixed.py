@@ -55,7 +55,7 @@ BROADCAST = ("allowed", "bias", *TABLES)
 
 
 def differences(case: Case, other: Case) -> list[str]:
-    """Return the names of the arrays and settings in which two calls differ; of arrays, the common part is compared."""
+    """Return the names of arrays and settings that differ in two calls. Of two arrays, the common part is compared."""
     found = [words for words, name in SIZES.items() if getattr(case, name) != getattr(other, name)]
     a, b = case.build().inputs, other.build().inputs
     found += [
@@ -68,7 +68,7 @@ def differences(case: Case, other: Case) -> list[str]:
 
 
 def mixed(case: Case, other: Case, part: str) -> Problem | None:
-    """Return the call of `case` with one difference (a name from `differences`) taken from `other`; None if invalid."""
+    """Return the problem of `case` with one part (a name from `differences`) taken from `other`; None if invalid."""
     problem = case.build()
     inputs, given = problem.inputs, other.build().inputs
     if part in SIZES:

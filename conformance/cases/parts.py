@@ -40,7 +40,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """Return a function for `Case.mask` that always returns the mask with these fields; lists become arrays."""
+    """Return a function for `Case.mask` that always returns the mask with fields `sources`; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
 
@@ -50,12 +50,12 @@ OF_MASK = frozenset(field.name for field in fields(AttentionMask)) - {"bias"}  #
 
 
 def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings: Any) -> Case:
-    """Return a case; only settings that differ from the usual ones need to be given.
+    """Return a case with these settings, and with defaults for all others.
 
     Args:
         id, catches: fields of the Case.
         layer: its config. Default: `prime_config()`.
-        settings: other fields of the Case, fields of an AttentionMask (not random), and fields of the config.
+        settings: other fields of the Case, fields of the config, and fields of a fixed AttentionMask.
 
     >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
     >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens
@@ -69,7 +69,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
 
 
 def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
-    """Return a `case` of 4 items, 7 queries and one width, for bugs that raise an error in other sizes."""
+    """Return a `case` with 4 items, Lq = Lk = 7 and one width: with other sizes, some bugs raise shape errors."""
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 
@@ -125,7 +125,7 @@ def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask with one allowed key per query, of bias -x; the others have bias x: 3.6e7 in item 0, else 3.6e9."""
+    """Return a mask with one allowed key per query. Bias: -x there, x elsewhere; x is 3.6e7 in item 0, else 3.6e9."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]
@@ -144,7 +144,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
-    """Return a function that writes `number` into the array `name` of a problem, at [0, 1, 2], which is no padding."""
+    """Return a function for `Case.change`. It writes `number` at [0, 1, 2] of the input `name`, where no padding is."""
 
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()

@@ -20,8 +20,6 @@ from mha_core.weights import Weights, check_weights, rounded_weights
 class Problem:
     """A config, weights and inputs that fit it; for trained weights also what the original implementation computed.
 
-    They are checked when the Problem is made, and not again.
-
     Args:
         config, weights, inputs: the layer and the call.
         recorded: stage -> the array that the original implementation gave for these inputs.
@@ -30,7 +28,7 @@ class Problem:
         sizes: B, Lq, Lk and Lp of the call.
 
     Raises:
-        SpecError: the weights or the inputs do not fit the config.
+        SpecError: the weights or the inputs do not fit the config. They are not checked again.
     """
 
     config: AttentionConfig
@@ -44,12 +42,12 @@ class Problem:
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
-        """Return the problem with weights and inputs rounded to `dtype`, for the subject and the reference alike."""
+        """Return the problem with weights and inputs rounded to `dtype`, as layer and reference get it."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 
     def with_inputs(self, **changes: Any) -> Problem:
-        """This problem with other inputs, by name."""
+        """Return this problem with `changes` (name -> array or setting) in its inputs."""
         return replace(self, inputs=replace(self.inputs, **changes))
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -62,7 +60,7 @@ class Problem:
 
 
 def split_inputs(inputs: AttentionInputs, config: AttentionConfig) -> AttentionInputs:
-    """Return inputs of a layer without projections, (B, L, heads * width), as heads (B, heads, L, width)."""
+    """Return inputs (B, L, heads * width) of a layer without projections, split into heads (B, heads, L, width)."""
     heads: dict[str, Any] = {
         name: split_heads(getattr(inputs, name), count) for name, (count, _) in config.head_shapes._asdict().items()
     }

@@ -92,7 +92,7 @@ def case_from_text(text: str) -> Case:
 
 
 def case_of(choose: Choose) -> Case:
-    """Return the random case made by `choose(name, options)`, which makes each choice; its id lists the choices.
+    """Return the random case whose choices `choose(name, options)` makes. Its id lists those that are not the simplest.
 
     >>> case_of(lambda name, options: options[0]).id
     'random:{}'
@@ -159,7 +159,7 @@ Choices = dict[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class RandomProblem:
-    """A maker of the Problem of a random case from its choices."""
+    """A function that makes the Problem of a random case from the choices in `chosen`."""
 
     chosen: tuple[tuple[str, Any], ...]
 
@@ -240,7 +240,7 @@ EXCLUDED_SHARE = 0.3
 
 
 def problem_of(description: Description) -> Problem:
-    """Return the problem of a description, with the same random numbers each time.
+    """Return the Problem (config, weights, inputs) of a Description, with the same random numbers each time.
 
     >>> from conformance.cases.choices import describe
     >>> problem_of(describe(lambda name, options: options[min(1, len(options) - 1)])).inputs.queries.shape

@@ -42,9 +42,9 @@ class Step:
         times: how often this call, and the call in `beside`, is made.
         same_arrays: whether the layer gets the same array objects as in the step before, filled with other numbers.
         spoil: whether the step overwrites the layer's output afterwards, as a caller may do.
-        reweighted: how the layer gets the weights of `case`. "set": by `set_weights`; "in place": written into the
+        reweighted: how the layer gets the weights in `case`. "set": by `set_weights`; "in place": written into the
             arrays that `prepare` was given; "prepared anew": in place, and prepared again; "": it keeps its weights.
-        instead: a call whose answer is accepted too, because the layer may have copied its weights; None: no such call.
+        instead: a call whose answer is accepted too, as the layer may hold a copy of old weights; None: no such call.
     """
 
     case: Case
@@ -73,7 +73,7 @@ class CallSequence:
     """A sequence of calls of prepared layers, which is a test like a `Case`.
 
     Args:
-        id, catches, config: as of a `Case`; a step may have another config.
+        id, catches, config: as in a `Case`; a step may have another config.
         make: a function: Base (the layer of the sequence) -> list of Steps.
         one_path: whether a backend with a fast path runs the sequence on that path alone; with `--all`, on every path.
     """
@@ -86,7 +86,7 @@ class CallSequence:
     one_path: bool = False
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
-        """Return the steps, which are made once and then cached; `few_shapes`: see `Base`."""
+        """Return the steps. They are made once and cached. `few_shapes`: as in `Base`."""
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Return standard normal numbers of this shape, sliced (axes 0 and -2) from one array per name and letter."""
+        """Return standard normal numbers of this shape: a slice, on axes 0 and -2, of one array per name and letter."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -223,7 +223,7 @@ def with_keep(keep: NDArray[np.bool_] | None) -> Change:
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
-    """Return the same call at another place of the sequence."""
+    """Return a copy of `step` for another place in the sequence, with `words` and the fields in `changes` replaced."""
     return replace(step, words=words, **changes)
 
 
@@ -235,11 +235,11 @@ DROPOUT = 0.3
 
 @dataclass(frozen=True)
 class Base:
-    """The layer of most sequences, and the usual call of it.
+    """The layer of most sequences, and the sizes and masks of its usual calls.
 
     The layer is small. All inputs have one width and every projection has a bias, as in every framework's own layer.
-    With `few_shapes`, it is the layer of the cases "square-...", with gradients: a framework that ran those has
-    compiled its programs already.
+    With `few_shapes`, it is the layer of the cases "square-...", and gradients are asked for. A framework that has run
+    these cases has the compiled programs already.
 
     Attributes:
         id: the id of the sequence.
@@ -264,16 +264,16 @@ class Base:
         return self.lens_of(self.sizes[0])
 
     def lens_of(self, batch: int) -> AttentionMask:
-        """Lengths of the first so many items."""
+        """Return a mask with the lengths of the first `batch` items."""
         return AttentionMask(valid_lens=np.array([3, 6, 7, 2] if self.few_shapes else [3, 5])[:batch])
 
     @property
     def other_lens(self) -> AttentionMask:
-        """Return the usual lengths of the items in another order: their sum and the longest stay the same."""
+        """Return the mask `lens` with its lengths in another order. Their sum and the longest stay the same."""
         return AttentionMask(valid_lens=np.array([7, 2, 3, 6] if self.few_shapes else [5, 3]))
 
     def layer(self, number: int = 0, *, seed: int = 0, **changes: Any) -> PreparedLayer:
-        """Return a layer for the steps of the sequence; `changes` are fields of its config."""
+        """Return a PreparedLayer for the steps of the sequence; `changes` are fields of its config."""
         return PreparedLayer(self.id, replace(self.config, **changes), number, seed=seed, gradients=self.few_shapes)
 
 

@@ -29,7 +29,7 @@ class Deviation:
         definition: what the definition says. (In a table's file it is the id of a rule of `mha_core.reference.rules`.)
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
-        versions: requirements, such as torch>=2.0; the deviation occurs only if all of them are installed.
+        versions: requirements, such as torch>=2.0; the deviation occurs only if installed packages meet all of them.
         cases, dtypes, arrays: in each of these cases, in each of these dtypes, at least one of these arrays exceeds its
             error bound, and no other array does. `cases` is empty if no case of the suite can show the deviation.
         only_where: the condition under which it occurs with these versions, such as "TensorFlow runs without oneDNN";
@@ -64,7 +64,7 @@ class Deviation:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Return the names by which a user can select the deviation, such as "torch": its backend and its packages."""
+        """Return the names by which a user can select the deviation, such as "torch": its backend and packages."""
         own = filter(None, [self._backend])
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))
 
@@ -85,7 +85,7 @@ class Deviation:
         return self.why_not(installed)
 
     def why_not(self, version_of: Callable[[str], str | None]) -> str:
-        """Return `why_not_here` for other packages than the installed ones. `version_of`: package -> version, or None.
+        """Return why versions rule the deviation out; else "". `version_of`: package -> version (None: not installed).
 
         >>> entry = Deviation("empty-row-is-nan", "torch.nn:SDPA", "", "", "", "", versions=("torch>=2.5",))
         >>> entry.why_not({"torch": "2.4.1"}.get)

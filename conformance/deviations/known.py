@@ -42,7 +42,7 @@ class Deviations:
     def listed_for(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
         """Return the deviations that are listed for this subject, case and dtype, and for the installed packages.
 
-        A subject is known by its MODULE:NAME as given to `--subject`, and by that of its definition.
+        An entry may name a subject by the MODULE:NAME given to `--subject`, or by the MODULE:NAME of its definition.
         """
         names = {getattr(subject, "spec", ""), getattr(subject, "origin", "")}
         return [
@@ -111,8 +111,8 @@ def _own() -> tuple[Deviation, ...]:
 def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
     """Return a case's result, changed by the known deviations that are listed for the case.
 
-    The status "different" becomes "deviates" if every array that differs is listed. A listed deviation that did not
-    occur is one more mismatch, and makes the status "different". A status "failed" is kept.
+    The status "different" becomes "deviates" if listed deviations cover every array that differs. A listed deviation
+    that did not occur is one more mismatch, and makes the status "different". A status "failed" is kept.
     """
     if not listed or result.status == "failed":
         return result
@@ -133,7 +133,7 @@ def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
 
 
 def accounting(listed: Sequence[Deviation], wrong: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the deviations that cover the wrong arrays; () if some wrong array is not covered."""
+    """Return the ids of the deviations in `listed` that cover arrays in `wrong`; () if they do not cover all."""
     if not all(any(entry.covers(name) for entry in listed) for name in wrong):
         return ()
     return tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))

@@ -28,7 +28,7 @@ GRADIENTS = tuple(f"{GRADIENT}{name}" for name in (*LEAVES, *NAMES))
 
 
 def read(text: str, *, source: str) -> tuple[Deviation, ...]:
-    """Return the deviations in a TOML text; `source` names its file in messages. Raises SpecError.
+    """Return the deviations in a TOML text. SpecError if an entry is wrong; messages name its file `source`.
 
     >>> read("[[deviation]]", source="mine.toml")
     Traceback (most recent call last):

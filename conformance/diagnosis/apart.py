@@ -32,15 +32,15 @@ def diagnosed(
     *,
     progress: Progress = lambda what: None,
 ) -> Brief:
-    """Return a Brief, a diagnosis in words. Its `status` is 1 if the subject is wrong, 2 if it was not judged, else 0.
+    """Return a diagnosis in words. `status` is 0 if the subject (tested layer) is right, 1 if wrong, 2 if not judged.
 
-    A subject whose first answers are right is called again, as `mha check` does. It is right if these answers are too.
+    A subject whose first answers are right is called again, as `mha check` does. It is right if all answers are.
 
     Args:
-        subject, experiments, progress: as `conformance.diagnosis.diagnose.diagnose` takes them.
+        subject, experiments, progress: the arguments of `conformance.diagnosis.diagnose.diagnose` with these names.
         cases: ids of cases of the suite, of random cases and of sequences of calls.
-        table: the known deviations. A difference that one of them explains is no bug.
-        details: whether the Brief also has the result of each isolating problem (a call that few steps can get wrong).
+        table: the known deviations. A difference that is listed there is no bug.
+        details: whether to add the result of each isolating problem (a call that few steps can get wrong).
 
     Raises:
         SpecError: the subject could not run a single case.
@@ -76,11 +76,9 @@ SHOWN = 3  # most cases that are named
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
-    """Return the Brief that `way(subject, *arguments)` returns; if that raises, a Brief with a line about the error.
+    """Return the Brief (diagnosis in words) of `way(subject, *arguments)`, where `way` is a function like `diagnosed`.
 
-    Args:
-        way: the function to call, such as `diagnosed`.
-        subject, arguments: the arguments of the function.
+    If the call raises, return a Brief with a line about the error.
     """
     try:
         return way(subject, *arguments)
@@ -92,7 +90,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return `function(*arguments)`, called in another process if this one also runs subjects (`settings.here`)."""
+    """Return `function(*arguments)`, run in another process and without `progress` if `settings.here` is true."""
     here = settings.here
     found: Answer = call(settings, function, *arguments) if here else function(*arguments, progress=progress)
     return found

@@ -57,7 +57,7 @@ FIXES = {  # words of a remark -> what to change
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
-    """Return a diagnosis in words; with `details`, also the results of calls that only few steps can get wrong."""
+    """Return a diagnosis in words. `details` adds the results of isolating problems (calls few steps can get wrong)."""
     told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), extent(diagnosis))
     if details and diagnosis.measured is not None:
         told = replace(told, details=tuple(of_problems(diagnosis.measured)))
@@ -266,7 +266,7 @@ def _all(total: int) -> str:
 
 
 def extent(diagnosis: Diagnosis) -> str:
-    """Return one line: which subject was diagnosed, and in how many cases it differs."""
+    """Return one line: the subject's name, and in how many cases it differs from the reference."""
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
     if diagnosis.raised:
@@ -291,7 +291,7 @@ def extent(diagnosis: Diagnosis) -> str:
 
 
 def noticed(diagnosis: Diagnosis) -> list[str]:
-    """Return one line on a further call that differs, with extreme numbers that no case has; [] if none does."""
+    """Return a list with one line on a further call, with extreme numbers, that differs; [] if none differs."""
     if diagnosis.beyond is None:
         return []
     bugs = [bug for one in diagnosis.explanations[:1] for bug in one.bugs]
@@ -300,7 +300,7 @@ def noticed(diagnosis: Diagnosis) -> list[str]:
 
 
 def left_out(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line that counts the cases not judged, with the reasons; [] if there are none."""
+    """Return a list with one line: how many cases were not judged, and why; [] if all were judged."""
     said = []
     for raised, words in ((False, "more, which it refused"), (True, "that raised")):
         reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
@@ -311,7 +311,7 @@ def left_out(diagnosis: Diagnosis) -> list[str]:
 
 
 def shown(mismatch: Mismatch) -> str:
-    """Return in words where an array differs most, and by how much."""
+    """Return text on an array that differs: which element has the largest error, and how large the error is."""
     if mismatch.index is None:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
@@ -338,7 +338,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def simplest(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line on the simplest kind of calls that is wrong; if none is, on cases that are right."""
+    """Return a list with one line: the simplest calls that are wrong; or right cases, if no further call is wrong."""
     rows = () if diagnosis.measured is None else diagnosis.measured.outcomes
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:
@@ -352,7 +352,7 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_precision(diagnosis: Diagnosis) -> str:
-    """Return one line on the numbers that show that the subject computes in a narrower dtype than it should."""
+    """Return one line: in which narrower dtype the subject computes, and which numbers show it."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     alone = ", and already with one key, whose weight is 1" * (diagnosis.rounds == "heads")
@@ -411,7 +411,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
-    """Return a line: how many failures the bug of plain calls doesn't explain, and how to declare them unsupported."""
+    """Return a line: how many failures are not in `plain` (calls without optional features), and what to do."""
     others = len(diagnosis.failing) - len(plain.failing)
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
@@ -430,21 +430,21 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def of_others(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line on arrays that the cause doesn't explain, though it explains the output; else []."""
+    """Return a list with one line on wrong arrays, besides the output, that the cause does not explain; [] if none."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
 
 
 def missed(diagnosis: Diagnosis) -> list[str]:
-    """Return lines on the first unexplained cases: the subject's number, and the one that the likely cause gives."""
+    """Return lines on the first cases that the likely cause does not explain: the actual and the predicted number."""
     return [
         f"  Not in {miss.case}, {miss.message}" for one in diagnosis.partly[:1] for miss in one.misses[:REASONS_SHOWN]
     ]
 
 
 def of_problems(measured: Measured) -> list[str]:
-    """Return one line for each group of isolating problems (see `Probe`), then why some problems were refused."""
+    """Return a line for each group of isolating problems (see `Probe`), then a line for each reason of a refusal."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

@@ -58,23 +58,23 @@ class Diagnosis:
     """A diagnosis of one subject (a tested layer): where it differs from the reference, and which bugs explain that.
 
     Attributes:
-        failing, passing: ids of the cases where it differs from the reference, and of those where it agrees.
-        deviating: id of a case -> ids of the known deviations that account for all that differs there.
+        failing, passing: ids of the cases where the subject differs from the reference, and where it agrees.
+        deviating: case id -> ids of the known deviations that explain every difference in this case.
         only_extreme: `Observation.extremity` of the failing cases, if no ordinary case fails; else ().
         ended: why the search for a cause ended too early, in one line; None if it did not.
         left_out: case id -> why it could not be judged.
-        unasked: the optional parts of a layer that every failing case has. No isolating problem has them.
-        raised: ids of the cases in `left_out` that failed, as opposed to those that the subject declares unsupported.
-        case: the id of the plainest failing case among those wrong at the earliest stage; "" if none fails.
+        unasked: parts of layers, such as rotary positions, that all failing cases have. Further calls never have them.
+        raised: ids of the cases in `left_out` that failed; the subject declares the others unsupported.
+        case: the id of the failing case to show as an example, a simple one; "" if none fails.
         mismatch: the first array that exceeds its error bound in `case`.
         alone: in words, what all failing cases have in common but no passing case has; "" if nothing.
         visible: the names of the arrays that the subject returns.
         recorded: whether the subject replays recorded answers, and so can't run further calls.
         nans: sentences on how its weights differ in rows with a NaN, if nothing else differs (see `nan_weights`).
         stages: each returned stage before the output -> whether it is wrong (see `shown_stages`).
-        inside: the dtype in which it really computes, if that is narrower than its declared one; else None.
-        rounds: the first stage computed in `inside`, "scores" or "heads", if earlier ones are not; else "".
-        explanations: hypotheses that explain every case and every further call; several if nothing tells them apart.
+        inside: the dtype in which the subject really computes, if narrower than its declared dtype; else None.
+        rounds: the first stage computed in the dtype `inside`, "scores" or "heads"; "" if unknown or every stage is.
+        explanations: hypotheses (bugs put into the reference) that explain all cases and calls, if any do.
         partly: if `explanations` is empty, hypotheses that explain nearly all cases.
         ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.
         plain: the diagnosis of plain calls (without the features of `extras_of`), if a bug explains them; else None.
@@ -83,7 +83,7 @@ class Diagnosis:
         located: the first wrong step, if it was found and no hypothesis explains everything; else None.
         again: the diagnosis of second calls, if the subject is right only in the first call; else None.
         extras: the features of failing cases that a layer may overlook, in words.
-        form, formed: if all outputs have another layout: that layout, and the diagnosis of them as (B, Lq, Do).
+        form, formed: if all outputs have one wrong layout: that layout, and the diagnosis of outputs as (B, Lq, Do).
     """
 
     subject: str
@@ -119,7 +119,7 @@ class Diagnosis:
 
     @property
     def first_step(self) -> str | None:
-        """Return the stage of the first wrong step, from `measured`, `located` or `stages`; None if unknown."""
+        """Return the first wrong stage, such as "scores", from `measured`, `located` or `stages`; None if unknown."""
         if self.measured is not None and self.measured.behaviour.shared is not None:
             return self.measured.behaviour.shared
         located = None if self.located is None else self.located.stage
@@ -131,7 +131,7 @@ class Diagnosis:
 
     @property
     def first_stage(self) -> str | None:
-        """Return the first wrong stage, by `explanations`, `rounds`, `first_step`, `partly` or `closest`; else None."""
+        """Return the first wrong stage, such as "scores", from the first attribute that tells it; None if unknown."""
         if self.again is not None:
             return self.again.first_stage
         return stage_of(self.explanations) or self.rounds or self.first_step or stage_of((*self.partly, *self.closest))
@@ -143,7 +143,7 @@ class Diagnosis:
 
     @property
     def differs(self) -> bool:
-        """Return whether there is something to explain: a case, or a further call of ordinary numbers, that differs."""
+        """Return whether anything differs: a case, a repeated call, or a further call with ordinary numbers."""
         is_seen = self.beyond is not None and self.measured is not None and self.measured.is_usual
         return bool(self.failing or self.remarks or is_seen)
 
@@ -154,7 +154,7 @@ class Diagnosis:
 
     @property
     def beyond(self) -> ProbeResult | None:
-        """Return the first ProbeResult that has a wrong answer, if no case of the suite fails; None otherwise."""
+        """Return the first ProbeResult (group of calls) with a wrong answer; None if there is none, or a case fails."""
         return None if self.failing or self.measured is None else self.measured.first
 
 
@@ -171,15 +171,15 @@ def diagnose(
 ) -> Diagnosis:
     """Run the subject on the cases, look for the bugs that explain its answers, and return the Diagnosis.
 
-    If the search raises, or takes more than LONGEST seconds, its last finding is returned, and `ended` says why.
+    If the search raises or takes more than LONGEST seconds, the Diagnosis has what was found so far; `ended` says why.
 
     Args:
         subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.
         cases: at least one case. More cases exclude more hypotheses. Expensive cases are tried last.
         bugs: the bugs to choose from. Default: all of this project's list (the zoo).
-        runs: the cache of an earlier diagnosis with equal cases and dtype: runs of the reference with bugs.
-        experiments: whether further calls are run, or the Asker that runs them. A recorded subject gets none.
-        known: observation -> ids of the known deviations that account for its difference, which is then no bug.
+        runs: a cache of runs of the reference with bugs, from an earlier diagnosis with equal cases and dtype.
+        experiments: True, or an Asker to use, to run further calls. A recorded subject gets none.
+        known: observation -> ids of known deviations. If there are any, the difference is no bug.
         progress: called with a text on what is being done.
 
     Raises:

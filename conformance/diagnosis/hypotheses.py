@@ -29,7 +29,7 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain: its id, what differs where, and its `extremity`."""
+    """A case that a hypothesis does not explain: its id, a message on what differs, and `extremity` (0 to 2)."""
 
     case: str
     message: str
@@ -37,12 +37,12 @@ class Miss:
 
 
 class Evidence:
-    """A test of which cases of one subject a hypothesis (the reference with some bugs) explains.
+    """A test of whether a hypothesis (the reference with some bugs) explains a case, for the cases of one subject.
 
     Args:
         runs: the runner of the hypotheses.
         dtype: the subject's dtype.
-        inside: the narrower dtype in which the subject really computes; error bounds are then for it. None: `dtype`.
+        inside: the narrower dtype in which the subject really computes. It sets the error bounds. None: it is `dtype`.
     """
 
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
@@ -95,7 +95,7 @@ class Evidence:
         return self.alike(observation, arrays, names=["output", *(gradients if "output" not in wrong else ())])
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Return a Miss: the first array of a case, beginning with the output, that these bugs don't explain."""
+        """Return a Miss: the first array, output first, that the reference with these bugs does not reproduce."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "where it cannot be made", observation.extremity)
@@ -112,7 +112,7 @@ class Evidence:
         return [name for name in observation.arrays if not self.alike(observation, arrays, names=[name])]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
-        """Return whether a bug changes an array that the subject returns in a case; True if it can't be made there."""
+        """Return whether a bug changes an array that the subject returns; True if the bug can't be made in the case."""
         arrays = self.runs.arrays(observation, (bug,))
         if self.runs.is_unchanged(observation, arrays):
             return False
@@ -121,7 +121,7 @@ class Evidence:
     def alike(
         self, observation: Observation, arrays: Arrays, others: Arrays = None, names: Iterable[str] | None = None
     ) -> bool:
-        """Return whether two runs agree, within rounding, in `names`: the subject's run, and all that it returns."""
+        """Return whether two runs agree, within rounding, in `names`. Default: the subject's. None never agrees."""
         other, where = others or observation.arrays, observation.wanted.where
         return arrays is not None and all(
             name in arrays
@@ -149,10 +149,10 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """Return the narrower dtype whose error bounds are used for the subject; None if those of its own dtype are.
+    """Return the narrower dtype whose error bounds are used for the subject; None if it is judged in its own dtype.
 
-    Its bounds are used if all outputs are numbers of the narrower dtype, or if a float64 subject's known deviations are
-    within the error bounds of float32.
+    A narrower dtype is used if it can represent every number of the outputs. For a float64 subject, float32 is also
+    used if the cases in `deviating` (known deviations) are within its error bounds.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -180,11 +180,11 @@ class Hypothesis:
     """A hypothesis: the subject computes as the reference with these bugs. Without bugs, only the precision is wrong.
 
     Attributes:
-        explained, total: the number of cases that it explains, and of all cases.
-        failing, of_failing: the number of failing cases that it explains, and of all failing cases.
-        misses: the cases that it does not explain, failing ones first, each with the array that shows it.
-        others: array -> in how many explained cases the subject's array differs though its output agrees.
-        late: the bugs that show in no failing case of the plainest kind (`Observation.extremity`); they are named last.
+        explained, total: the number of cases that the hypothesis explains, and of all cases.
+        failing, of_failing: the same two numbers, of failing cases alone.
+        misses: a Miss for each case that it does not explain, failing cases first.
+        others: array -> number of explained cases in which the hypothesis gives the output, but not this array.
+        late: the bugs that change no failing case of the lowest `Observation.extremity`; they are named last.
     """
 
     bugs: Model
@@ -203,7 +203,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return at most SHOWN models (tuples of bugs): those with the fewest bugs; of equals, those with more zoo bugs."""
+    """Return the shortest models (tuples of bugs), at most SHOWN; of equals, those with the most bugs of the zoo."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -248,7 +248,7 @@ class Search:
 
     @property
     def are_right(self) -> bool:
-        """Return whether all arrays of the subject agree with the definition, but for their dtype or last digits."""
+        """Return whether all arrays of the subject equal the reference's, except for dtype and rounding."""
         return all(self.evidence.whole(one, ()) for one in self.observations)
 
     @property
@@ -257,7 +257,7 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that reproduce all arrays of all cases; if none does, those that explain every case."""
+        """Return the candidates that give every array of every case; if none does, those that explain each output."""
         explained = [bugs for bugs in candidates if self.explained(bugs)]
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained
@@ -309,9 +309,9 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models whose bugs, each run alone, change the output least, or up to MUCH_MORE times as much.
+        """Return the models (tuples of bugs) that change the output by at most MUCH_MORE times the smallest change.
 
-        For example, "causal mask without its diagonal" stays; "inverted and transposed", its equal, is dropped.
+        A model's change is the sum over its bugs, each run alone. So bugs that cancel each other out count in full.
         """
 
         def change(bug: Bug) -> float:
@@ -337,7 +337,7 @@ class Search:
         return [one for one, is_alike in zip(found, alike, strict=True) if is_alike][:SHOWN]
 
     def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
-        """Yield every model (`base` and one more bug) that explains the first failing case that `base` does not."""
+        """Yield each model (`base` and one more bug) that explains the first failing case that `base` does not."""
         missing = next((one for one in self.failing if not self._explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)
@@ -351,7 +351,7 @@ class Search:
     def gain(self, bugs: Model) -> float:
         """Return (ordinary failing cases explained - passing cases broken) / ordinary failing cases.
 
-        The result is 0 if too few cases are explained to reach CLOSEST.
+        The result is 0 if too few cases are explained.
         """
         explained, left = 0, len(self._decisive)
         for one in self._decisive:

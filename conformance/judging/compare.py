@@ -35,7 +35,7 @@ class Mismatch:
 
 
 class ParityError(AssertionError):
-    """An error: a trace differs from the expected one.
+    """An error: computed stages or gradients differ from the expected ones.
 
     Attributes:
         mismatches: one for every array that differs, in the order of the stages.
@@ -59,7 +59,7 @@ def compare(
         allowed: name -> the allowed error of each element, as `bounds.tolerance.AllowedError` gives it.
         where: bool (B, H, Lq, Lk), where attention is allowed; scores are compared only there.
         dtype: the dtype that `actual` must have.
-        own: whether a user's own code computed it; then float64 arrays are accepted too (see `in_float64`).
+        own: whether `actual` comes from a user's own code; then float64 arrays are accepted too (see `in_float64`).
 
     Returns:
         Name -> worst error / allowed error of each array; at most 1.
@@ -87,7 +87,7 @@ def compare(
 def is_allowed(
     name: str, array: NDArray, expected: NDArray, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
 ) -> bool:
-    """Return whether `compare` finds nothing wrong with one array; it is faster, because it computes no ratios."""
+    """Return whether `compare` would find no mismatch in the array `name`. It is faster: it computes no ratios."""
     if _check_form(name, array, expected, dtype) is not None:
         return False
     if same_bits({name: array}, {name: expected}):
@@ -157,7 +157,7 @@ def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
 def check_values(
     name: str, array: NDArray, wanted: NDArray, allowed: NDArray, counts: NDArray
 ) -> tuple[float, Mismatch | None]:
-    """Return the worst error / allowed error where `counts` is True, and a Mismatch if this ratio is over 1."""
+    """Return the largest error / allowed where `counts` is True, and a Mismatch if it exceeds 1, else None."""
     if not counts.any():
         return 0.0, None
     found = worst(array, wanted, allowed, counts)

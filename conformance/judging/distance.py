@@ -62,7 +62,7 @@ def error_ratio(error: NDArray, allowed: NDArray | float) -> NDArray:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|; where one of them is NaN or infinite, 0 if both are the same, else infinity."""
+    """Return |array - wanted|. Where one is NaN or infinite: 0 if both are equal or both NaN, else infinity."""
     with any_numbers:
         error = np.abs(array - wanted)
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
@@ -105,7 +105,7 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Nearness:
-        """Return the rule for a unit roundoff. `inside`: whether the subject computes in a dtype narrower than its own.
+        """Return the rule for a unit roundoff. `inside`: whether the subject computes internally in a narrower dtype.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)
@@ -115,7 +115,7 @@ class Nearness:
         return cls(unit, SLACK_INSIDE, RELATIVE_INSIDE) if inside else cls(unit)
 
     def near(self, array: NDArray, other: NDArray, bound: NDArray | float, counts: NDArray | None = None) -> bool:
-        """Return whether `other` is near `array` where `counts` is True; NaN is near NaN, an infinity near itself."""
+        """Return whether `other` is near `array` where `counts` (None: everywhere). NaN is near NaN, inf near inf."""
         if array.shape != other.shape:
             return False
         alike = array == other

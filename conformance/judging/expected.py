@@ -45,7 +45,7 @@ class Expected:
     where: NDArray[np.bool_]
 
     def judge(self, trace: Trace, dtype: str, *, own: bool = False) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Compare a trace; return name -> worst error / allowed error, and a Mismatch for each wrong array.
+        """Compare a trace. Return name -> worst error / allowed error, and a tuple of Mismatches, one per wrong array.
 
         `own`: whether float64 arrays are accepted in a run of another dtype, as `compare` does for a user's own code.
         """
@@ -55,7 +55,7 @@ class Expected:
             return error.ratios, tuple(error.mismatches)
 
     def judge_of(self, subject: Subject, trace: Trace) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Compare what a subject gave, as `judge` does."""
+        """Compare the `trace` that `subject` gave, as `judge` does."""
         return self.judge(trace, subject.dtype, own=getattr(subject, "own", False))
 
     def allows(self, name: str, array: NDArray, dtype: str) -> bool:
@@ -84,7 +84,7 @@ class Expected:
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:
-    """Round a problem to the storage dtype; return the reference's answer, whose bounds are computed when read."""
+    """Return the expected answer to a problem rounded to the storage dtype. Its bounds are computed when first read."""
     rounded = problem.rounded(precision.storage)
     state = reference.run_state(rounded.config, rounded.weights, rounded.inputs, sizes=rounded.sizes)
     return Expected(rounded, reference.trace_of(state), AllowedError(state, precision), state["allowed"])
@@ -138,7 +138,7 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Store an answer; return an equal one that computes and stores its gradients' bounds when first read."""
+        """Store the answer `found`. Return a copy that computes gradients' bounds on first access, and stores them."""
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))
@@ -214,7 +214,7 @@ _shelf: Shelf | None = None
 
 
 def keep_answers(shelf: Shelf | None) -> None:
-    """Set the cache in which `expected` looks up and stores answers in this process; None: no cache."""
+    """Set the cache in which `expected` looks up and stores answers in this process. `shelf=None` means no cache."""
     global _shelf
     _shelf = shelf
 
@@ -240,7 +240,7 @@ def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[
     """Return sentences on how weights differ in rows with a NaN or without a key; () if anything else differs.
 
     Args:
-        cases: for each case that differs: (expected answer, the subject's arrays by name, mismatches).
+        cases: a tuple for each case that differs: (expected answer, the subject's arrays by name, mismatches).
     """
     found: dict[str, None] = {}
     for wanted, arrays, mismatches in cases:

@@ -44,7 +44,7 @@ class Question:
     order: NDArray[np.integer] | None = None
 
     def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
-        """Yield the mismatches of `trace`, the repeated call's answer; none if its bits equal those of `first`."""
+        """Yield the mismatches of the repetition's answer `trace`; none if it has the bits of `first`, in `order`."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
@@ -56,7 +56,7 @@ class Question:
 
 @lru_cache(maxsize=512)
 def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
-    """Return the repetitions, in order, of the call whose expected answer is `wanted`. They are cached."""
+    """Return the repetitions for `again`, such as "in two ways". `wanted` is the expected answer to the first call."""
     if again == "never":
         return ()
     if again == "in one way":  # the other way is to ask the case before once more

@@ -66,7 +66,7 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether every mismatch is a known deviation that no longer occurs: only the table of them is wrong."""
+        """Return whether each mismatch is a listed deviation that did not occur, so that only the list is wrong."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property
@@ -75,5 +75,5 @@ class Result:
         return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it, with `rerun`."""
+        """Return all fields as JSON values, and `rerun`."""
         return {**asdict(self), "rerun": self.rerun}

@@ -33,12 +33,12 @@ class Judged:
     Attributes:
         ratios: name -> worst error / allowed error of that array, over all calls that were right.
         mismatches: one for every array that differs; `Mismatch.call` is "" where a newly prepared layer differs too.
-        names: the stages and gradients that were compared, as keys.
+        names: the names of the stages and gradients that were compared, as the keys of a dict.
         failed: why a call had no answer; "" if all had.
         left_out: reason -> descriptions of the steps that the subject can't express for that reason.
         steps: the steps that were run.
         kept_at: index in `steps` of a step that is wrong only after earlier ones; None if there is none.
-        kept: a sentence if a later call overwrote an array that was returned and right; else "".
+        kept: a sentence, if a later call overwrote an array that an earlier call had returned; else "".
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Judged:
 
 
 def judge(sequence: CallSequence, subject: Subject) -> Judged:
-    """Run all calls of a sequence on a subject, and return a Judged, which says how its answers differ."""
+    """Run all calls of a sequence on a subject (a tested layer). Return a Judged, which says how its answers differ."""
     found = Judged()
     steps = sequence.steps(few_shapes=getattr(subject, "slow_to_prepare", False))
     outcomes = _outcomes(subject, steps, Turn())
@@ -97,7 +97,7 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
 
 
 def play(subject: Subject, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
-    """Run steps on newly prepared layers; yield (step, outcome). An outcome is a list of answers, or an error."""
+    """Run steps on newly prepared layers; yield (step, outcome). An outcome is a list of Traces, or an error."""
     return zip(steps, _outcomes(subject, steps), strict=False)
 
 
@@ -129,7 +129,7 @@ def verdict(
 
     Args:
         step, outcome, subject: as in `play`.
-        ratios: a dict that gets the worst error / allowed error of each array if nothing is wrong.
+        ratios: name -> worst error / allowed error so far; it is updated by each answer that is right.
     """
     if not isinstance(outcome, list):
         return str(outcome)

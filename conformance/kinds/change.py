@@ -39,7 +39,7 @@ class Setting:
 
     @cached_property
     def has(self) -> frozenset[str]:
-        """Return the optional features that the layer and the call use, by their names in FEATURES and MASKS."""
+        """Return the names, from FEATURES and MASKS, of the optional features that the layer and the call use."""
         mask = self.inputs.mask
         masks = (name for name in MASKS if getattr(mask, name) is not None and getattr(mask, name) is not False)
         return frozenset((*(row.name for row in FEATURES if row.present(self.config, self.inputs)), *masks))
@@ -82,10 +82,10 @@ class Change:
     """A change of an array, such as a factor or a reordering.
 
     Args:
-        slug: a name in kebab-case that no other change has, with its numbers: "times-0.9", "heads-reversed".
+        slug: a unique name in kebab-case, including any number: "times-0.9", "heads-reversed".
         words: to be read after "<the array> are ": "multiplied by 0.9".
         apply: (array, names of its axes, the call) -> the changed array.
-        fix: how to undo the change in code, in a sentence; "" where that is not known.
+        fix: a sentence on how to undo the change in code; "" if unknown.
     """
 
     slug: str
@@ -181,7 +181,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield sets of calls that hold all wrong calls and no right one, each defined by one or two features or sizes."""
+    """Yield sets of calls that contain all of `wrong` and none of `right`, each defined by 1 or 2 features or sizes."""
     if not right or not wrong:
         return
 
@@ -203,7 +203,7 @@ PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
     """Return at most MOST_KINDS kinds of calls, in words, that together contain every wrong call and no right one.
 
-    The result is () if there are no such kinds, or as many kinds as wrong calls.
+    The result is () if there are no such kinds, or if they are as many as the wrong calls.
     """
     traits = [_traits(one) for one in wrong]
     fine = set().union(*map(_traits, right))
@@ -220,7 +220,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return in words which features wrong calls have and right ones lack (for one wrong call, also sizes); or ""."""
+    """Return in words the kinds of calls that contain all of `wrong` and none of `right`; "" if there are none."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

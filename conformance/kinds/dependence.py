@@ -29,14 +29,14 @@ UP_TO_WEIGHTS = ("queries", "keys", "scores", "weights")
 
 
 def logs(weights: NDArray, there: NDArray) -> NDArray:
-    """Return log(weights), minus its mean over the row, for the elements in `there`; 0 for the others."""
+    """Return log(weights) where `there` is true, minus the row's mean over these elements; 0 elsewhere."""
     found = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
     mean = found.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
     return np.where(there, found - mean, 0.0)
 
 
 def scores_of(weights: NDArray | None) -> NDArray | None:
-    """Return the logarithms of weights, each row with mean 0; None if there are none, or some are not above 0."""
+    """Return log(weights) minus each row's mean; None if `weights` is None or has a number that is not above 0."""
     if weights is None or not (weights > 0.0).all():
         return None
     return logs(weights, np.ones(weights.shape, bool))
@@ -47,7 +47,7 @@ def changed(problem: Problem, **inputs: Any) -> Problem:
 
 
 def more_than_both(read: Read, problem: Problem) -> list[str]:
-    """Return what the weight of a query and a key depends on beside these two and the sum of the row."""
+    """Return a list of words: what an attention weight depends on besides its query, its key and its row's sum."""
     queries, keys = problem.inputs.queries, problem.inputs.keys
     weights = read(problem)
     if weights is None or min(weights.shape[2:]) < 3:
@@ -74,7 +74,7 @@ def more_than_both(read: Read, problem: Problem) -> list[str]:
 
 
 def with_other(x: NDArray, place: int) -> NDArray:
-    """Return rows (B, L, width) with other numbers in the one at `place`."""
+    """Return a copy of `x` (B, L, width) with other numbers at the position `place` (modulo L)."""
     return np.where(np.arange(x.shape[1])[:, None] == place % x.shape[1], 1.0 - x, x)
 
 
@@ -103,13 +103,13 @@ def _are_steps_alike(scores: NDArray) -> bool:
 
 
 def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> Iterator[Told]:
-    """Yield what is seen of weights that are wrong in a call without a mask and biases.
+    """Yield pairs (a sentence, what to look at) on wrong attention weights of a call without a mask and biases.
 
     Args:
-        read: gives the weights of any call.
+        read: call -> its attention weights.
         problem: the call.
         right: its right weights.
-        stage: "queries", "keys", "scores" or "weights": the step since which they are wrong.
+        stage: the first wrong stage: "queries", "keys", "scores" or "weights".
     """
     weights = read(problem)
     if weights is None or near(weights, right):
@@ -167,7 +167,7 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
 
 
 def picked(weights: NDArray, right: NDArray) -> NDArray | None:
-    """Return which queries (B, H, Lq) have one weight for all keys, where the others have the right ones; else None."""
+    """Return bool (B, H, Lq): queries with equal weights for all keys, if all others have right weights; else None."""
     off = np.abs(weights - right).max(axis=-1) > NEAR
     some_of_a_head = (off.any(axis=2) & ~off.all(axis=2)).any()
     return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
@@ -240,13 +240,13 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
 
 
 def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
-    """Return the first wrong step, what is seen and what to look at, of a layer that mixes values along the length.
+    """Return (first wrong step, what is seen, what to look at), in words, if a layer mixes values along the length.
 
-    It does where the weights that are read in calls of equal scores are the right ones @ c (Lk, Lk), whatever the mask.
-    None if no c fits or if it mixes no keys; or if its rows sum to 1, as where weights are smoothed.
+    The weights in calls of equal scores are then right weights @ c, with one c (Lk, Lk) for all masks. Return None if
+    no c fits, if c mixes no keys, or if each of its rows sums to 1 (which smoothed weights do).
 
     Args:
-        read: gives the weights of any call.
+        read: call -> its attention weights.
         problem: a call without a mask and biases.
         right: its right weights.
     """
@@ -275,7 +275,7 @@ def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, 
 
 
 def of_no_values(output: Read, problem: Problem) -> Told:
-    """Return what is seen of a call whose output is not 0, though its values and biases are."""
+    """Return (a sentence, what to look at) for a call with values and biases of 0 whose output is not 0."""
     own, inputs = output(problem), problem.inputs
     new = {name: output(changed(problem, **{name: 1.0 - getattr(inputs, name)})) for name in ("queries", "keys")}
     names = [name for name, other in new.items() if own is not None and other is not None and not near(other, own)]
@@ -290,12 +290,12 @@ def of_no_values(output: Read, problem: Problem) -> Told:
 
 
 def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
-    """Yield a line on values twice as large that do not make the output twice as large, in a call without biases.
+    """Yield (a sentence, what to look at) if doubled values do not double the output, in a call without biases.
 
     Args:
         output: call -> the output, or None.
         problem: the call.
-        stage: the step since which it is wrong.
+        stage: the first wrong stage.
     """
     if stage in UP_TO_WEIGHTS:
         return

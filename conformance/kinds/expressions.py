@@ -66,8 +66,8 @@ SHORT, DENOMINATOR = 4, 16
 class Expression:
     """A constant, or a formula in the sizes of a call.
 
-    name: the formula, such as "sqrt(head_dim / query_dim)".
-    words: `name`, and the sizes that were equal to its own in all measured calls. at: call -> the formula's value.
+    name: the formula, such as "sqrt(head_dim / query_dim)". at: call -> the formula's value.
+    words: `name`, and sizes that fit in place of those in the formula, because they were equal in all calls.
     """
 
     words: str
@@ -81,7 +81,7 @@ class Expression:
 
 
 def neat(number: float, tolerance: float = CLOSE) -> tuple[str, float]:
-    """Return (text, value) of a short decimal, fraction or constant within relative `tolerance`; else of `number`.
+    """Return `number`, or a short decimal, fraction or constant within relative `tolerance` of it, as (text, value).
 
     >>> neat(0.97), neat(1 / 3), neat(-0.6931471805599453), neat(0.123456789)
     (('0.97', 0.97), ('1/3', 0.3333333333333333), ('-ln 2', -0.6931471805599453), ('0.123457', 0.123456789))

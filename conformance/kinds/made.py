@@ -46,7 +46,7 @@ Model = tuple[Bug, ...]
 
 
 def is_measured(bug: Bug) -> bool:
-    """Return whether a bug is one of `conformance.kinds` (its id begins with "measured:"), and not of the zoo."""
+    """Return whether a bug is one of `conformance.kinds` (its id begins with "measured:"), not of the zoo (a list)."""
     return bug.id.startswith(PREFIX)
 
 
@@ -187,7 +187,7 @@ ON_FILE = frozenset([("infinity", "as-they-are"), ("1e9", "as-they-are"), ("adde
 
 
 def usual() -> Iterator[Bug]:
-    """Yield usual mistakes that are not in the zoo, such as a mask ignored or a scale by the number of keys."""
+    """Yield usual mistakes that are not in the zoo (bug list), such as an ignored mask or a scale by the key count."""
     ignored = {"allowed": lambda s: np.ones_like(allowed(s)), "padding": lambda s: padding_keys(s.inputs.mask, s.sizes)}
     fix = "Exclude the keys that the mask does not allow."
     yield Bug(f"{PREFIX}mask-ignored-zeroed", "The whole mask is ignored.", "weights", fix, forward=ignored)

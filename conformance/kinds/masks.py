@@ -327,7 +327,7 @@ LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
 def masks_reordered() -> Iterator[Bug]:
-    """Yield bugs that reorder one axis of a mask's array: a bias's keys by each rule of `orders`, others by RULES."""
+    """Yield bugs that reorder one axis of a mask's array, by RULES; the key axis of a bias by each rule of `orders`."""
     plain = [Order(slug, words, partial(of_any_length, rule)) for slug, (words, rule) in RULES.items()]
     for source, axes in AXES.items():
         for place, axis in enumerate(axes, -len(axes)):
@@ -369,7 +369,7 @@ READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
 
 
 def coinciding() -> Iterator[Bug]:
-    """Yield bugs that confuse one axis of an array of the mask with another of the same size."""
+    """Yield bugs that confuse one axis of a mask's array with another axis of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
         said = f"{words.format(source)}."
         yield bug_of(said, said, BY_NUMBER, dict.fromkeys(STEPS[source], partial(_read, source, read)))

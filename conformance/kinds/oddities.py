@@ -31,7 +31,7 @@ def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Proble
 def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_weights: bool = False) -> Iterator[str]:
     """Yield a line if the heads are the right ones times one number, or times a number for each head and query.
 
-    Of one key that is its attention weight, which should be 1, if the attention weights are wrong (`of_weights`).
+    `of_weights`: in a call with one key and wrong weights, the number is the key's attention weight, which should be 1.
     """
     with any_numbers:
         ratio = np.median(heads / right, axis=-1, keepdims=True)
@@ -55,7 +55,7 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
 
 
 def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield a line on a row of attention weights that does not sum to 1, and on an axis along which all sums are 1."""
+    """Yield a line if a row of attention weights does not sum to 1. It names another axis with sums of 1, if any."""
     sums = np.where(allowed.any(axis=-1), weights.sum(axis=-1), 1.0)
     if (np.abs(sums - 1.0) > tolerance).any():
         item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
@@ -69,17 +69,17 @@ def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) ->
 
 
 def near(array: NDArray, other: NDArray, least: float = 1e-300) -> bool:
-    """Return whether two arrays are equal but for NEAR of the other's largest number, or of `least`."""
+    """Return whether max |array - other| is at most NEAR times the larger of max |other| and `least`."""
     return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=least))))
 
 
 def is_of_several(shares: NDArray) -> bool:
-    """Return whether factors (H, H) of heads take some head from another one."""
+    """Return whether `shares` (H, H) is not diagonal: some head then contains a share of another head."""
     return bool((np.abs(shares)[~np.eye(len(shares), dtype=bool)] > NEAR).any())
 
 
 def follow(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether the keys of every row stand in the order of their right scores."""
+    """Return whether each row of `measured` is sorted by the order that sorts the same row of `expected`."""
     order = np.argsort(expected, axis=-1)
     return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
 
@@ -99,7 +99,7 @@ def rank(arrays: NDArray) -> int:
 
 
 def is_product(array: NDArray, factor: NDArray) -> bool:
-    """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
+    """Return whether `array` (..., Lq, Lk) equals x @ factor^T for some x; `factor` is (..., Lk, d)."""
     found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
     return near(found @ factor.swapaxes(2, 3), array)
 
@@ -109,7 +109,7 @@ CLOSEST, SMOOTH = 0.1, 0.01
 
 
 def is_function(measured: NDArray, scores: NDArray) -> bool:
-    """Return whether log weights less that of the key that scores 0 are a function of the scores, however it bends."""
+    """Return whether log weights, relative to that of the key with score 0, are a function of the scores alone."""
     zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
     if not zero.any():
         return False
@@ -131,14 +131,14 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
 
 
 def is_kept(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether a part of neighbouring scores differ as they should, as where scores are clamped."""
+    """Return whether many differences of neighbouring scores are as expected, as they are if scores are clamped."""
     order = np.argsort(expected, axis=-1)
     steps, right = (np.diff(np.take_along_axis(x, order, -1), axis=-1) for x in (measured, expected))
     return bool((np.abs(steps - right) <= NEAR * np.abs(right).max(initial=0.0)).mean() > CLOSEST)
 
 
 def marks(row: NDArray) -> str:
-    """Return a row of bools in characters: "#" for each that is true, else ".".
+    """Return a row of bools as text: "#" for True, "." for False.
 
     >>> marks(np.array([True, False]))
     '#.'
@@ -147,7 +147,7 @@ def marks(row: NDArray) -> str:
 
 
 def sources_of(mask: AttentionMask) -> str:
-    """Return the sources of a mask in words.
+    """Return in words the arguments of a mask that are given.
 
     >>> sources_of(AttentionMask(causal=True, window=(2, 1)))
     'causal True, window [2, 1]'
@@ -166,7 +166,7 @@ def size(output: NDArray, right: NDArray) -> Iterator[str]:
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:
-    """Yield lines on what is odd in an output: NaN, errors at some indices of an axis only, all 0, a multiple.
+    """Yield lines on what is odd in an output: NaN, all 0, a multiple of the right one, or errors at some indices only.
 
     Args:
         output, right: the output and the right one.

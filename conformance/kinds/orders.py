@@ -122,7 +122,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return int (n,): the old index of each new element, -1 for a new 0. DoesNotApply if the rule can't fit n."""
+    """Return int (n,): the old index of each new element, -1 for a new 0. Raise DoesNotApply if `order` can't fit n."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")
@@ -130,7 +130,7 @@ def indices_of(order: Order, n: int, setting: Setting) -> Indices:
 
 
 def change_of(name: str, axis: int, order: Order) -> Change:
-    """Return the Change that reorders one axis of an array: the axis with this name and this negative index."""
+    """Return the Change that reorders one axis of an array. The axis has this `name`, and the negative index `axis`."""
 
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         indices = indices_of(order, array.shape[axis], setting)

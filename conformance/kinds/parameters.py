@@ -211,7 +211,7 @@ KEEP = "Keep the parameters in the precision of the inputs."
 
 
 def rounded() -> Iterator[Bug]:
-    """Yield bugs that quantize weights to 8 or 4 bits, with a scale per channel or matrix, or cast them down."""
+    """Yield bugs that quantize weights to 8 or 4 bits (one scale per channel or matrix), or cast them to fewer bits."""
     every = {"all projections": (*INPUTS, OUTPUT), **{names: some for names, some in SETS.items() if len(some) < 4}}
     for (names, some), bits, (each, axis), (detail, narrow) in product(
         every.items(), (8, 4), SCALED_BY.items(), GRIDS.items()

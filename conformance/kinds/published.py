@@ -31,7 +31,7 @@ Weigh = Callable[[State], NDArray]
 
 
 def weightings() -> Iterator[Bug]:
-    """Yield bugs that compute attention weights otherwise than as the softmax of the scores."""
+    """Yield bugs that compute attention weights in other ways than as the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
         sentence = f"Attention weights are {words}, in place of the softmax of the scores."
         fix = NO_FILLING if FILLED in words else TAKE_SOFTMAX
@@ -212,14 +212,14 @@ WEIGHTINGS: Mapping[str, Weigh] = {
 
 
 def cosines(state: State, beneath: Step) -> NDArray | None:
-    """Return the cosine similarities of queries and keys (B, H, Lq, Lk); None for the additive score."""
+    """Return the cosine similarities (B, H, Lq, Lk) of queries and keys; None for the additive score."""
     if state.config.score == "additive":
         return None
     return _products(state, *(_over(x, np.linalg.norm(x, axis=-1, keepdims=True)) for x in _both(state)))
 
 
 def nearness(state: State, beneath: Step) -> NDArray | None:
-    """Return -|q - k|^2 of queries and keys (B, H, Lq, Lk); None for the additive score."""
+    """Return -|q - k|^2 (B, H, Lq, Lk) for each query q and key k; None for the additive score."""
     if state.config.score == "additive":
         return None
     q, k = _both(state)
@@ -296,7 +296,7 @@ NORMED = {
 
 
 def norms() -> Iterator[Bug]:
-    """Yield bugs that apply a norm, without learned numbers, where the definition has none."""
+    """Yield bugs that apply a norm without parameters where the reference has no norm."""
     for (words, (step, over)), kind, eps in product(NORMED.items(), ("rms", "layer"), (1e-6, 1e-5, 1e-12)):
         settings = QueryKeyNorm(kind, "head", eps=eps, weight="none")  # type: ignore[arg-type]  # a Literal of these
         how = {"rms": "RMSNorm", "layer": "LayerNorm"}[kind]

@@ -151,14 +151,14 @@ EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
 def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
-    """Return exp(score - row maximum), 0 where excluded; and exp(-row maximum), 1 in rows without a key."""
+    """Return two arrays: exp(score - row maximum), 0 for excluded keys; exp(-row maximum), 1 in rows without a key."""
     highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(highest), highest, 0.0)
     return np.where(allowed, np.exp(scores - shift), 0.0), np.exp(-shift)
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug that adds a number to the softmax's sum of exp(score), or exp(score - max) if `less_highest`."""
+    """Return a bug: number(state) is added to the softmax's sum of exp(score), of exp(score - max) if less_highest."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])
@@ -171,7 +171,7 @@ def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
 
 
 def without_sum(words: str, slug: str, number: Number) -> Bug:
-    """Return the bug with number * exp(score) as attention weights, in place of the softmax."""
+    """Return a bug: attention weights are number(state) * exp(score), without a division by their sum."""
 
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
@@ -181,7 +181,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
 
 
 def filled(words: str, slug: str, number: Number, added: bool) -> Bug:
-    """Return the bug that sets the scores of excluded keys to a number or, if `added`, adds the number to them."""
+    """Return a bug: the scores of excluded keys become number(state) or, if `added`, number(state) is added to them."""
 
     def change(state: State, beneath: Step) -> NDArray:
         scores, n = state["scores"], number(state)

@@ -77,14 +77,14 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Set `configs`, if empty, to those of the problems `taken` with which the subject answers a random call."""
+        """Set `configs`, if it is empty, to the configs in `taken` for which the subject answers a random call."""
         if not self.configs:
             configs = dict.fromkeys(problem.config for problem in taken)
             asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
             self.configs = tuple(one for one, call in asked if call and self.ask(call[0]) is not None)[:MOST_CONFIGS]
 
     def made(self, problems: Callable[[Asker], Sequence[Problem]]) -> Sequence[Problem]:
-        """Return `problems(self)`; [] if that raises SpecError, which `refused` then counts by its message."""
+        """Return `problems(self)`. If that raises SpecError, count its message in `refused` and return []."""
         try:
             return problems(self)
         except SpecError as error:
@@ -103,7 +103,7 @@ class Asker:
 
     @property
     def fixed_weights(self) -> Weights | None:
-        """Return the weights of a subject that can't be given others, such as a live layer; else None."""
+        """Return the subject's own weights if they can't be replaced, as in a live layer; else None."""
         return self.subject.weights if hasattr(self.subject, "fitted") else None
 
     @property
@@ -141,7 +141,7 @@ class Asker:
         return self._answers[problem]
 
     def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
-        """Run one prepared layer on the problems in turn, and return its answers before the first failure."""
+        """Prepare one layer, run it on the problems in order, and return the answers up to the first failure."""
         found: list[Trace] = []
         start = time.perf_counter()
         try:
@@ -172,7 +172,7 @@ class Asker:
         return self._wanted[problem]
 
     def rounded(self, problem: Problem) -> Problem:
-        """Return the problem in the subject's dtype; for one problem, the same object each time.
+        """Return the problem in the subject's dtype. A problem gives the same object each time.
 
         A subject with fixed sizes or weights gets the nearest problem that fits it, from its method `fitted`.
         """
@@ -249,8 +249,8 @@ class Behaviour:
 
     Attributes:
         remarks: sentences about equal calls that had different answers.
-        is_function: whether equal calls of new layers have equal answers. If not, nothing can be measured.
-        shared: None, or a stage that wrongly has numbers of another layer of equal sizes; nothing can be measured then.
+        is_function: whether equal calls of newly prepared layers have equal answers. If not, nothing can be measured.
+        shared: None, or a stage with numbers of another layer of the same sizes. Nothing can be measured then.
     """
 
     remarks: tuple[str, ...] = ()
@@ -274,8 +274,8 @@ def observe(asker: Asker) -> Behaviour:
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
     """Return whether a float64 subject, or `model` in its place, rounds the queries to about float32.
 
-    If it does, the output changes in proportion to the queries if these change by 1e-4, but not if by 1e-10. Each
-    number is changed by another factor, because a norm of the queries would undo a common factor.
+    It does if the output changes in proportion to the queries when these change by 1e-4 of their size, but not by
+    1e-10. Each number is changed by its own factor, because a norm of the queries would undo a common one.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

@@ -165,7 +165,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return the longest row of `read`; a row is one layer's numbers by head. [] if rows disagree or are constant."""
+    """Return the longest row of `read` (a number per head, a row per layer); [] if rows disagree or are constant."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []

@@ -25,7 +25,7 @@ class Evidence:
     model: Model = ()
 
     def allowed(self, wanted: NDArray) -> float:
-        """Return the absolute error up to which an output counts as equal to `wanted`: a share of its maximum."""
+        """Return the absolute error up to which an output counts as equal to `wanted`: a share of max |wanted|."""
         return max(LEFT, ROUNDOFFS * self.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
 
 
@@ -77,7 +77,7 @@ class PlacedCall:
         return self.place.axes[0] == "item" and not self.place.id.startswith("past")
 
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
-        """Return (n, ...): the results of `step` with each of the n arrays in place of the model's own."""
+        """Return (n, ...): the results of `step`, each with one of the n arrays in place of the model's own array."""
         if not self.is_of_items:
             return np.stack([self._with(self.state, array)[step] for array in arrays])
         count, batch = arrays.shape[:2]

@@ -27,7 +27,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function: asker -> [make(config, ...) for each of its configs], with (Lq, Lk) from `lengths` in turn."""
+    """Return a function: asker -> [make(config, ...) for each config of the asker], with `lengths` (Lq, Lk) in turn."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -39,7 +39,7 @@ def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Probl
 def of_layer(
     make: Callable[..., Problem], query_len: int, key_len: int, config: AttentionConfig = MANY_HEADS
 ) -> Problems:
-    """Return a function: asker -> [make(config, ...)]; [] if its subject's weights are fixed. Default: 12 heads."""
+    """Return a function: asker -> [make(config, ...)], or [] if the weights of the asker's subject are fixed."""
     made = partial(make, config, query_len=query_len, key_len=key_len)
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
@@ -59,14 +59,14 @@ def bias_alone(name: str) -> Problems:
 
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
-    """Return a problem with more queries and keys than channels of a head. Key 0 scores 0; queries' norms differ."""
+    """Return a problem with Lq, Lk > head_dim. Key 0 scores 0, queries differ in norm. `how`: as `generic` takes it."""
     least = config.head_dim + 3
     plain = zeroed(config, max(query_len, least), max(key_len, least), seed=3, weights=weights, **how)
     return changed(plain, queries=plain.inputs.queries * np.geomspace(0.3, 3.0, plain.sizes.query_len)[:, None])
 
 
 def zeroed(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
-    """Return a call, by default without biases, in which key 0 scores 0."""
+    """Return a problem, by default without biases, in which key 0 scores 0. `how`: arguments of `generic`."""
     plain = generic(config, query_len=query_len, key_len=key_len, weights=weights, **how)
     return changed(plain, keys=np.where(np.arange(key_len)[:, None] == 0, 0.0, plain.inputs.keys))
 
@@ -101,7 +101,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a function: asker -> a problem for each mask in rows(config), for `most` configs, with equal scores."""
+    """Return a function: asker -> problems of equal scores, one per ((Lq, Lk), mask fields) in rows(config)."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -211,7 +211,7 @@ def biases_of_items(asker: Asker) -> list[Problem]:
 
 
 def bare_with(*rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Problems:
-    """Return a function: asker -> a problem without projections for each row (fields of the config, of the mask)."""
+    """Return a function: asker -> a problem without projections for each of `rows`, (config fields, mask fields)."""
 
     def problems(asker: Asker) -> list[Problem]:
         some = rows if asker.fixed_weights is None else ()
@@ -254,7 +254,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """Return a function: asker -> a problem for each config, whose `fields` are set to one of the values given."""
+    """Return a function: asker -> a problem for each config with changed `fields`, name -> values to take in turn."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -305,7 +305,7 @@ OF_PASTS = (SQUARE, SMALL, (2, 4))  # (lengths of a past, of what is new)
 
 
 def own_keys(asker: Asker) -> list[Problem]:
-    """Return calls in which query i attends to key i alone: its weight is 1, whatever keys and scores are."""
+    """Return calls in which query i attends to key i alone, with weight 1, whatever keys and scores are."""
     some = zip(asker.configs, OF_PASTS, strict=False)
     return [with_past(c, *lengths, mask=AttentionMask(allowed=np.eye(sum(lengths), dtype=bool))) for c, lengths in some]
 

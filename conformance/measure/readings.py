@@ -37,7 +37,7 @@ CLOSE = 1e-6
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield the bugs that can be told from a subject's attention weights: those of excluded keys, or sums of rows."""
+    """Yield bugs read from the subject's attention weights: a wrong score of excluded keys, or wrong sums of rows."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
@@ -142,9 +142,9 @@ LONGEST, ROWS = 12, 2  # most keys of a drawing, and most queries from either en
 
 
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:
-    """Return lines that draw which keys each wrong query of a head attends to, and may attend to; [] if none is wrong.
+    """Return lines that draw, for each wrong query of one head, the keys that it attends to and those it may attend to.
 
-    "#" is a key with a weight, "." one without.
+    "#" is a key with a weight, "." one without. Return [] if no query is wrong.
     """
     found = _weighed(evidence, problem)
     if found is None or not 1 < problem.sizes.key_len <= LONGEST:
@@ -181,7 +181,7 @@ AS_IF["causal were"] = {"causal": True}
 
 
 def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], str]:
-    """Return lines on what is odd in an answer, such as a row that sums to 2; and what to look at. Both may be none."""
+    """Return (lines on what is odd in the answer, such as a row that sums to 2; what to look at), or ([], "")."""
     output, right = evidence.asker.output(problem), evidence.asker.wanted(problem).trace.output
     found = _weighed(evidence, problem) if stage == "weights" else None
     if output is None or right is None or output.shape != right.shape or not output.size:
@@ -207,7 +207,7 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
 
 
 def dependence(evidence: Evidence, config: AttentionConfig, stage: str) -> Iterator[Told]:
-    """Yield what weights depend on, as a call without a mask and biases shows it."""
+    """Yield (a sentence, what to look at) on what attention weights depend on, in a call without a mask and biases."""
     if stage not in UP_TO_WEIGHTS or evidence.asker.slow:
         return
     call = scored(config, *SMALL)

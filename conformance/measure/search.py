@@ -41,7 +41,7 @@ and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
-    """Return the features of a call and its layer, with EXTREME if numbers are huge or NaN, or a row has no key."""
+    """Return the features of a call; EXTREME is one if inputs reach `huge` or are NaN, or if a row has no key."""
     usual = all((np.abs(getattr(problem.inputs, name)) < huge).all() for name in ("queries", "keys", "values"))
     extreme = not usual or not problem.allowed().any(axis=-1).all()
     return Setting.of(problem).has | ({EXTREME} if extreme else frozenset())
@@ -54,7 +54,7 @@ class ProbeResult:
     Attributes:
         probe: the group of problems.
         asked: the problems that the subject answered; empty if it refused them all.
-        differing: the problems in `asked` whose answer is not that of the definition.
+        differing: the problems in `asked` with a wrong answer.
         refused: whether the subject refused any problem.
     """
 
@@ -73,8 +73,7 @@ class Measured:
         outcomes: the result of each group of problems, in order.
         asker: the Asker that asked the subject; it has the answers.
         behaviour: whether the subject is a function. If it is not, no problem was asked.
-        against: the first group that `start[0]` (see `Probing.run`) does not reproduce; None if a model in `start`
-            reproduces every answer.
+        against: the first group that `start[0]` of `Probing.run` does not reproduce; None if one of `start` fits all.
     """
 
     models: tuple[Model, ...]
@@ -85,12 +84,12 @@ class Measured:
 
     @property
     def first(self) -> ProbeResult | None:
-        """Return the first group result in which the subject is wrong; None if there is none."""
+        """Return the first ProbeResult (group of problems) in which the subject is wrong; None if there is none."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
 
     @property
     def is_usual(self) -> bool:
-        """Return whether the subject's answer is wrong in a problem with ordinary numbers."""
+        """Return whether any answer to a problem with ordinary numbers is wrong."""
         return any(EXTREME not in features_of(one, LARGE) for row in self.outcomes for one in row.differing)
 
 
@@ -99,10 +98,10 @@ class Located:
     """The first wrong step of a subject.
 
     Attributes:
-        stage: the stage at which it shows first.
+        stage: the first wrong stage, such as "scores".
         problem: a problem in which the stage is wrong.
-        seen: lines on what the subject's answer to it shows.
-        look: what to look at, in words; "" if that is all that is done at the stage.
+        seen: lines on what the subject's answer to the problem shows.
+        look: what to look at in the code, in words; "" means all that computes the stage.
     """
 
     stage: str
@@ -141,7 +140,10 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Run the probes; return a Measured with the models that reproduce every answer: of `start`, or new ones."""
+        """Run the groups of problems; return the results and the models (tuples of bugs) that reproduce every answer.
+
+        Models in `start` are tried first. Other models are tried only if none of these reproduces every answer.
+        """
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:
@@ -203,11 +205,11 @@ class Probing:
         return self._against(model) is None
 
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
-        """Return the models of known bugs, or of one by formula, that give every ordinary answer, and how many.
+        """Return (models that give every answer to ordinary numbers, the number of these answers).
 
-        If `suffices` holds for models that reproduce all answers, the result is these and the number of all answers.
-        A model gets another bug, in rows without a key, if it then reproduces more answers. The result is ([], 0)
-        unless both an ordinary and an extreme answer are wrong.
+        The models have known bugs, or one from `families`. If `suffices` holds for models that reproduce all answers,
+        return these and the number of all answers. A model gets one more bug, in rows without a key, if it then
+        reproduces more. Return ([], 0) unless both an ordinary and an extreme answer are wrong.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)
@@ -360,10 +362,10 @@ class Probing:
 
 
 def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
-    """Return whether a model reproduces the subject's output for a problem or, with `gradients`, its gradients.
+    """Return whether a model (tuple of bugs) gives the subject's output for a problem; with `gradients`, its gradients.
 
-    The suite's error bounds decide for a model without bugs, `Asker.nearness` for one with bugs. The result is also
-    False if the model can't be run on this problem.
+    Without bugs, the suite's error bounds are used; with bugs, `Asker.nearness`. Return False if the model can't be run
+    on the problem.
     """
     if not (model or gradients):
         return asker.is_right(problem)

@@ -30,7 +30,7 @@ SUITE = "onnx"
 
 @dataclass(frozen=True)
 class VectorSubject:
-    """A subject that returns ONNX's expected outputs of one test vector."""
+    """A subject that computes nothing: it returns the outputs that ONNX expects of one test vector."""
 
     problem: Problem
     dtype: str
@@ -68,7 +68,7 @@ class VectorCase:
 
 
 def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
-    """Return every vector's problems as cases, with ids "onnx:NAME"; with `names` only these vectors.
+    """Return ONNX's test vectors as cases with ids "onnx:NAME". `names`: the ids of those to return; () for all.
 
     Raises:
         SpecError: onnx is not installed; a vector is not known, or can't be translated.
@@ -95,9 +95,10 @@ def runs(
     path: str | None = None,
     load: Callable[[str, str], Subject] = load_subject,
 ) -> list[tuple[Case, Subject]]:
-    """Return every (case, subject). Subjects are ONNX's recorded outputs, the backends, and the layers in `specs`.
+    """Return every pair (case, subject). Subjects are ONNX's recorded outputs, the backends, and the layers in `specs`.
 
-    Backends run on `path`, or on their default paths. A spec is MODULE:NAME; `load(spec, dtype)` returns its subject.
+    `path`: the way in which backends run a layer; None: each on its default paths. `load(spec, dtype)` returns the
+    subject that a spec (MODULE:NAME) names.
     """
     load = cache(load)
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]
@@ -132,7 +133,7 @@ class RotaryVector(Vector):
     """One test case of RotaryEmbedding."""
 
     def problems(self) -> dict[str, Problem]:
-        """Return the one problem of the vector; SpecError if it has an attribute that is not known here."""
+        """Return {"": the vector's problem}. Raises SpecError if the vector has an attribute that is not known here."""
         self.check("attribute", self.attributes, KNOWN)
         x, cos, sin = (as_numpy(self.inputs[name]) for name in ("input", "cos_cache", "sin_cache"))
         (turned,) = map(as_numpy, self.outputs.values())

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 
 
 def print_results(console: Console, results: Sequence[Result], looked_at: LookedAt | None = None) -> None:
-    """Print the parity table, the table of trained recordings, every failure, what was covered, and a last line."""
+    """Print the tables of errors (all cases; trained layers), every failure, what was covered, and the verdict."""
     console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
@@ -65,7 +65,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 
 def row_line(results: Sequence[Result]) -> str:
-    """Return one line for a subject in one dtype: how many results equal the reference, or deviate as listed."""
+    """Return one line for a subject in one dtype: how many results are right, except for known deviations."""
     right = sum(result.status in ("equal", "deviates") for result in results)
     judged = sum(result.status != "unsupported" for result in results)
     listed = " or as listed" if any(result.status == "deviates" for result in results) else ""
@@ -73,7 +73,7 @@ def row_line(results: Sequence[Result]) -> str:
 
 
 def recorded_table(results: Sequence[Result]) -> Table:
-    """Return a table with a row per subject, dtype and device: how far outputs are from the recorded originals."""
+    """Return a table with a row per subject, dtype and device: the largest difference from each recorded original."""
     table = plain_table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
@@ -91,7 +91,7 @@ def recorded_table(results: Sequence[Result]) -> Table:
 
 
 def failure_text(result: Result) -> str:
-    """Return the differences of one result, the first stage that differs, and the command to run it again."""
+    """Return text on a failed result: its differences, the first wrong stage, and the command to run the case again."""
     head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
     if result.status == "failed":
         lines = [f"{head} did not run", f"  {result.message}"]
@@ -121,7 +121,7 @@ def repeat_lines(results: Sequence[Result]) -> list[str]:
 
 
 def gradient_lines(results: Sequence[Result]) -> list[str]:
-    """Return one line for each subject that gave gradients in some cases, but not in others that asked for them."""
+    """Return one line for each subject that returned gradients in some cases that asked for them, but not in all."""
     lines = []
     for group in _grouped(results):
         answered = [result for result in group if result.judged and result.gradients_asked]
@@ -133,7 +133,7 @@ def gradient_lines(results: Sequence[Result]) -> list[str]:
 
 
 def float64_lines(results: Sequence[Result]) -> list[str]:
-    """Return one line for each subject that gave float64 in a run of another dtype."""
+    """Return one line for each subject that returned float64 arrays in a run of another dtype."""
     names: dict[str, dict[str, None]] = {}
     for result in results:
         if result.in_float64:
@@ -152,7 +152,7 @@ def deviation_lines(results: Sequence[Result]) -> list[str]:
 
 
 def unsupported_lines(results: Sequence[Result]) -> list[str]:
-    """Return one line for each subject and reason why it could not express a case."""
+    """Return one line for each subject and reason why it could not do some cases."""
     return [
         f"{subject} {dtype} left out {len(names)} ({message}): {', '.join(names)}"
         for (subject, dtype, message), names in _cases_by(
@@ -195,11 +195,10 @@ def to_json(
     """Return the report as a dict of JSON values.
 
     Args:
-        results: every Result.
         versions: backend -> package -> version.
-        known: the table of deviations used in judging; the report includes those of its entries that results name.
+        known: the table of known deviations. The report includes only the entries that results name.
         could_not_run: a line for each subject or backend that could not be used.
-        looked_at: the description of the calls; None if none had an answer.
+        looked_at: the description of the calls; None if no call had an answer.
         diagnoses: why subjects differ: results of `conformance.diagnosis.brief.Brief.to_dict`. None: not diagnosed.
     """
     found = list(results)
@@ -222,7 +221,7 @@ def to_json(
 
 
 def plain_table(*columns: str) -> Table:
-    """Return a table without lines, for 80 columns; the first column is of text, the others are of numbers."""
+    """Return a table without borders, with these column names. The first column is left-aligned, others right."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     for position, name in enumerate(columns):
         table.add_column(name, justify="right" if position else "left", no_wrap=True)

@@ -36,7 +36,7 @@ class SubjectFailed(RuntimeError):
 def shapes_of(
     config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs, sizes: CallSizes
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
+    """Return name -> the shape that a stage (such as "scores") or gradient ("gradients.NAME") must have."""
     return {
         **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
         **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},
@@ -54,11 +54,11 @@ def as_trace(
 
     Args:
         answer: what the subject returned.
-        weight_names: the names of its weights, which may have gradients.
-        shapes: name -> expected shape; arrays of another shape that are too large to be copied are refused.
+        weight_names: the names of the layer's weights, which may have gradients.
+        shapes: name -> expected shape. An array of another shape is refused if it is too large to copy.
         copy: whether the Trace has copies of the returned arrays, or the arrays themselves.
 
-    Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
+    Raises SubjectFailed for an answer of another type, or if anything in the answer is no NumPy array.
 
     >>> as_trace(np.ones((1, 2, 3)), ()).output.shape
     (1, 2, 3)
@@ -131,9 +131,9 @@ MOST_BYTES = 2**28
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
-    """Return a NumPy array, copied if `copy`. Raises SubjectFailed for other objects, and says how to convert them.
+    """Return the NumPy array `value`, or with copy=True a copy of it. Error messages call it `name`.
 
-    SubjectFailed is also raised for an array of more than MOST_BYTES whose shape is not `shape`.
+    Raises SubjectFailed if `value` is no NumPy array, or if it has more than MOST_BYTES and another shape than `shape`.
     """
     if isinstance(value, np.ndarray):
         if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
@@ -156,7 +156,7 @@ NO_REAL_NUMBERS = {
 
 
 def of_other_dtype(name: str, array: NDArray, dtype: str) -> str:
-    """Return the message for an array whose dtype is not the one that a run in `dtype` must give.
+    """Return the error message for an array of a wrong dtype. `dtype`: the name of the right one.
 
     >>> of_other_dtype("output", np.zeros(3, np.int32), "float32")
     'output is int32; a run in float32 must give float32'
@@ -184,7 +184,7 @@ def kind_of(value: Any) -> str:
 
 
 def words(error: BaseException) -> str:
-    """Return the first line of an error's message; "" if it is empty, or if its __str__ raises."""
+    """Return the first line of an error's message; "" if the message is empty, or if str(error) raises."""
     try:
         return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
     except Exception:  # its own __str__, which may raise anything
@@ -192,7 +192,7 @@ def words(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return the place of an error in the user's code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
+    """Return the place in the user's code that raised an error, such as " (mine.py:12 in attention)"; else ""."""
     return _last_own(traceback.extract_tb(error.__traceback__))
 
 
@@ -201,9 +201,9 @@ BY_ASSIGNMENT = "by assignment"
 
 
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
-    """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
+    """Return the place in the user's code where a call writes into one of these arrays; "" if this is not found.
 
-    The call is made once more, with read-only arrays. The result begins with BY_ASSIGNMENT for `array[...] = value`.
+    The call is run with read-only arrays. The result begins with BY_ASSIGNMENT for a write `array[...] = value`.
     """
     with read_only(arrays):
         try:
@@ -215,7 +215,7 @@ def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
 
 
 def place_now(threads: Iterable[threading.Thread]) -> str:
-    """Return where in the user's code one of these threads is now, in the form of `place`."""
+    """Return the place in the user's code, such as " (mine.py:12 in attention)", where one of these threads is now."""
     now = sys._current_frames()
     stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
     return next(filter(None, map(_last_own, stacks)), "")

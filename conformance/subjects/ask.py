@@ -44,23 +44,23 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`, and optionally
-            `supports(config, inputs)`, which returns None or the reason why not. If it has a
+            `supports(config, inputs)`, which returns None, or why it can't do the call. If it has a
             `time_limit` in seconds, all its code runs in another thread than the caller's.
-        problem: rounded to the subject's dtype.
+        problem: a layer and one call, rounded to the subject's dtype.
 
     Returns:
         A Trace of copied NumPy arrays, with at least an output. Their shapes, dtypes and values are not checked here.
 
     Raises:
-        CannotExpress: the subject can't do what the problem asks, by its `supports` or by raising this.
-        SubjectFailed: it raised, returned something else than NumPy arrays, wrote into its weights or
-            inputs, or did not answer in time.
+        CannotExpress: the subject's `supports` returned a reason, or the subject raised CannotExpress.
+        SubjectFailed: the subject raised another error, returned something else than NumPy arrays, wrote
+            into its weights or inputs, or did not answer in time.
     """
     return Session(subject, problem).answer()
 
 
 def within(subject: Any, seconds: float) -> Any:
-    """Return the subject with a shorter time limit; unchanged if it has none."""
+    """Return the subject with a time limit of at most `seconds`; unchanged if the subject has no time limit."""
     shorter = getattr(type(subject), "within", None)
     return subject if shorter is None else shorter(subject, seconds)
 
@@ -77,16 +77,16 @@ class Turn:
     """One step of a session with prepared layers: a call, or a second look at the answers to earlier calls.
 
     Args:
-        problems: the inputs of the call. Several are called at once, each from its own thread; with none, every array
-            that earlier turns returned is copied again, to see whether it has changed.
-        layer: the number of the layer that is called. It is prepared at its first turn, for the problem of this turn.
+        problems: the inputs of the calls. Several calls are made at once, each in its own thread. Without any, every
+            array that earlier turns returned is copied again, to see whether it has changed.
+        layer: the number of the called layer. A layer is prepared at its first turn, for that turn's first problem.
         times: how often each call is made.
         thread: which thread makes the call, 0 or 1.
         same_arrays: whether the layer gets the previous turn's array objects again, with other numbers in them.
-        spoil: whether the layer's output is then overwritten, as its caller may do.
-        weights: new weights, which the layer gets before the call; None: it keeps its own.
-        how: how it gets them. "set": by its `set_weights`; "in place": they are written into the arrays that `prepare`
-            was given; "prepared anew": they are written there, and a new layer, prepared from them, replaces the old.
+        spoil: whether the returned arrays are overwritten after the call, as a caller may do.
+        weights: new weights, which the layer gets before the call. None: its weights stay the same.
+        how: how the layer gets new weights. "set": by its `set_weights`. "in place": they are written into the arrays
+            given to `prepare`. "prepared anew": the same, and `prepare` is then called again with these arrays.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -109,7 +109,7 @@ class _Layer:
 
 
 class Session:
-    """A subject prepared for the layer of one problem, which can then be called repeatedly.
+    """A session with a subject (a tested layer): it is prepared for the layer of `problem`, and called repeatedly.
 
     All code of the subject runs under its time limit, and its errors become messages of one line; see `ask` for the
     arguments and errors.
@@ -125,11 +125,11 @@ class Session:
         self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
-        """Return the layer's answer to `problem`'s inputs (None: the session's). The first call prepares the layer."""
+        """Return the layer's answer to `problem`. Default: the session's problem. The first call prepares the layer."""
         return next(self.answers([self.problem if problem is None else problem]))
 
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
-        """Yield the layer's answers to the inputs of these problems, in order; the first error ends them.
+        """Yield the layer's answers to the inputs of these problems, in order, and raise the first error.
 
         If the subject is in another process, all problems may be sent to it before the first answer is yielded.
         """
@@ -354,5 +354,5 @@ def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> 
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Return whether a subject can run further calls. If its attribute `recorded` is true, it replays recorded ones."""
+    """Return whether a subject can run further calls. If its attribute `recorded` is true, it only replays answers."""
     return not getattr(subject, "recorded", False)

@@ -17,7 +17,7 @@ from mha_core.weights import Weights
 class BackendSubject:
     """One backend in one dtype on one device, as a subject.
 
-    `path` is the way in which the framework runs the layer, such as "compiled"; None is its usual one.
+    `path` is the way in which the framework runs the layer, such as "compiled"; path=None means its default way.
     """
 
     backend: Backend
@@ -59,7 +59,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return the subject; a float32 backend gets its framework's own compiler settings, which compile longer."""
+    """Return a float32 BackendSubject with its framework's default compiler settings; other subjects unchanged."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path
@@ -68,7 +68,10 @@ def as_users_run(subject: Any) -> Any:
 
 
 def paths_to_check(backend: Backend, path: str | None, *, compiled: bool = False) -> tuple[str | None, ...]:
-    """Return the compiled paths if `compiled`, else `path` if given, else the default ones; None is the usual path."""
+    """Return the paths (ways to run a layer) to check: the compiled ones if `compiled`, else `path` alone.
+
+    `path=None` means the default paths. The result then begins with None, which stands for the first of these.
+    """
     if compiled:
         return backend.compiled_paths()
     return (None, *backend.default_paths()[1:]) if path is None else (path,)

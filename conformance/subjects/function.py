@@ -28,7 +28,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """Return the names of optional arguments. A plain function gets those that are among its parameters.
+    """Return the names of all optional arguments of a tested function. It gets those that are its parameters.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -50,7 +50,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return advice on how to test an object that is no subject, such as a framework's layer or layer class.
+    """Return advice on how to test an object that can't be tested directly, such as a framework's layer or class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -74,14 +74,14 @@ class OtherDtype(SpecError):
 
 @dataclass(frozen=True)
 class FunctionSubject:
-    """A plain function as a subject; `subject_from_function` makes it.
+    """A subject (a tested layer) made of a plain function; `subject_from_function` makes it.
 
     Attributes:
         function: f(weights, queries, keys, values, mask, and its options) -> output, dict stage -> array, or Trace.
         name: its name in reports.
-        options: the names from `known_options` that it has as parameters.
+        options: the names in `known_options()` that are parameters of the function.
         dtype, dtypes: the dtype of this run, and all dtypes that it computes in.
-        own_supports: the author's function (config, inputs) -> what can't be expressed, or None. Default: no function.
+        own_supports: (config, inputs) -> what the function can't compute, or None. `own_supports=None`: no limits.
     """
 
     function: Callable[..., Any]
@@ -160,7 +160,7 @@ def subject_from_function(
         name: its name in reports. Default: the function's own.
         dtype: the dtype of this run. Default: the first of `dtypes`.
         dtypes: the dtypes that it computes in.
-        supports: (config, inputs) -> what of this case the function can't express, or None.
+        supports: (config, inputs) -> what the function can't compute in this case, or None.
 
     Raises:
         SpecError: the function has other parameters, or `dtype` is not among `dtypes`.
@@ -230,7 +230,7 @@ INPUTS = {
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return the end of a message: how a callable of these parameters can be judged, or what it lacks.
+    """Return the end of an error message on a callable with wrong parameters: which are missing, or how to wrap it.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'
@@ -254,7 +254,7 @@ put a function around it, def judged(weights, queries, keys, values, mask): retu
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:
-    """Return whether these are the parameters of a plain function: ARGUMENTS first, in this order."""
+    """Return whether a plain function has these parameters: weights, queries, keys, values, mask, then any others."""
     first = parameters[: len(ARGUMENTS)]
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in first)
     return positional and tuple(p.name for p in first) == ARGUMENTS

@@ -14,7 +14,7 @@ from mha_core import AttentionInputs
 
 
 class Handout:
-    """Copies of arrays to give to a subject; `changed` tells afterwards whether it wrote into them.
+    """Copies of arrays to give to a subject; `changed()` then lists the copies that the subject wrote into.
 
     >>> handout = Handout({"keys": np.zeros(2), "values": np.zeros(2)})
     >>> handout.copies["values"][0] = 1.0
@@ -33,7 +33,7 @@ class Handout:
         return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
 
     def rewrite(self, originals: Mapping[str, NDArray]) -> None:
-        """Write other arrays into the copies that were handed out; arrays of a new name, shape or dtype are copied."""
+        """Write `originals` into the copies handed out. An array of a new name, shape or dtype gets a new copy."""
         for name, array in originals.items():
             copy = self.copies.get(name)
             if copy is not None and (copy.shape, copy.dtype) == (array.shape, array.dtype):
@@ -46,7 +46,7 @@ class Handout:
 
 @contextmanager
 def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
-    """A context in which these arrays can't be written into: NumPy raises at the line that tries to."""
+    """A context in which these arrays are read-only: NumPy raises an error at a line that writes into them."""
     writable = [array for array in arrays if array.flags.writeable]
     for array in writable:
         array.flags.writeable = False
@@ -58,7 +58,7 @@ def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """Return a writable copy with the array's strides, or with `strides`: a transposed array stays transposed."""
+    """Return a writable copy with the given strides. Default: those of `array`, so that a transpose stays one."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
@@ -76,9 +76,9 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
 
 
 def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-    """Return `arrays`, made from `given` by a cast to another dtype, with the memory layout of `given`.
+    """Return `arrays` with the memory layout of `given`. They are the arrays of `given`, cast to another dtype.
 
-    A cast changes strides, and makes several arrays of one that has several names; this undoes both.
+    A cast changes strides, and copies an array with several names once for each name. Both are undone.
 
     >>> x = np.arange(6.0)[::2]
     >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides
@@ -101,7 +101,7 @@ OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name
 
 
 def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
-    """Return every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
+    """Return name -> NumPy array, for every array of a call: its inputs, and those of its mask and rotary positions."""
     return {name: np.asarray(array) for name, array in given_arrays(inputs).items()}
 
 

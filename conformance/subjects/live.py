@@ -21,9 +21,9 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why a live layer (see `mha_core.live.probe`) can't be given a mask by one argument; None if it can.
+    """Return why a live layer (see `mha_core.live.probe`) can't take a mask as a single argument; None if it can.
 
-    If several arguments had to be combined, their combination would be judged, and not the layer.
+    Several arguments are never combined, because a difference might then come from how they are combined.
 
     >>> why_not_one(AttentionMask(causal=True, query_offset=2))
     'a mask with a query offset'
@@ -60,9 +60,10 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """Return the problem with the layer's own weights, and with a single input if the layer takes only one.
+        """Return the problem with the layer's weights. If the layer takes one input, queries are also keys and values.
 
-        The result is None for another config, split inputs, a past, or Lq != Lk where a single input is taken.
+        Return None if the config is not the layer's, if inputs are split into heads or past keys are given, or if the
+        layer takes one input, but queries, keys and values differ in shape.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).
@@ -83,7 +84,7 @@ class LiveSubject:
         return Problem(self.config, self.weights, replace(inputs, cotangent=None))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words what in a call this layer can't express; None if nothing."""
+        """Return in words a feature of a call that this layer can't compute; None if there is none."""
         if inputs.dropout_keep is not None:
             return "a given keep-mask"
         if self.reading.meant is not None and not _same_mask(config, inputs, self.reading.meant(inputs)):

@@ -59,11 +59,11 @@ _HEADER = struct.Struct("!Qc")
 
 
 class CannotStart(BackendError):
-    """A worker process that can't be started, or has another version of this project; the message is one line."""
+    """An error: a worker process can't be started, or has another version of this project. The message is one line."""
 
 
 class WorkerDied(RuntimeError):
-    """A worker process that ended, or had to be ended, before it answered; the message says how, in one line."""
+    """An error: a worker process ended, or had to be ended, before it answered. The message says how, in one line."""
 
 
 class TooLong(WorkerDied):
@@ -73,13 +73,13 @@ class TooLong(WorkerDied):
 class Unit(ABC):
     """A unit of work: items, such as cases, on one subject. A worker process does them in order.
 
-    Units and answers are pickled. The process runs this project's code alone; another (see `home`) runs the subject.
+    Units and answers are pickled. The worker runs only this project's code; the subject runs in a process for `home`.
     """
 
     @property
     @abstractmethod
     def home(self) -> Home:
-        """Return the Home (purpose) of the process for the unit's framework or user's module; else our own code's."""
+        """Return the Home (purpose of a process) of the subject: a framework, a user's module, or this project."""
 
     @property
     def cost(self) -> float:
@@ -96,7 +96,7 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """Return the answer for an item whose process ended, or that no process took. `reason`: why, in one line."""
+        """Return an answer for an item that got none because its process ended. `reason`: why, in one line."""
 
 
 class Line(Protocol):
@@ -106,7 +106,6 @@ class Line(Protocol):
         """Send a request to the process of a Home; return Frame.ANSWER or Frame.RAISED, and the answer's content.
 
         Args:
-            home: the Home whose process gets the request.
             request: the request in bytes; see `conformance.workers.answering`.
             seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
 
@@ -139,7 +138,7 @@ class Channel:
             return True
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Send a frame. Raises OSError if the other side is gone, or `patience`'s exception if that ends the wait."""
+        """Send a frame. Raises OSError if the other side is gone, or what `patience` raises to end the wait."""
         with self._lock:
             for part in (_HEADER.pack(len(content), kind), content):
                 view = memoryview(part)
@@ -189,9 +188,8 @@ class Hello:
 
     Attributes:
         project: the version of this project in the worker.
-        code: a hash of that project's files.
-        python: the version of its Python.
-        pid: its process id.
+        code: a hash of the files of this project in the worker.
+        python, pid: the version of its Python, and its process id.
     """
 
     project: str
@@ -204,7 +202,7 @@ class Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
-        """Return in words why the worker does not fit this process, such as another version; "" if it fits."""
+        """Return in words why this process can't use the worker, such as another version; "" if it can."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
         if self.code != code_hash():
@@ -230,5 +228,5 @@ def project_version() -> str:
 
 @cache
 def code_hash() -> str:
-    """Return a hash of the files of this project that both sides must have in common."""
+    """Return a hash of the files of this project that this process and its workers must have in common."""
     return source_hash(mha_core, conformance)

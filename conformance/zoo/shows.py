@@ -25,7 +25,7 @@ class Shows:
     """A test of which bugs show in one problem, in one dtype, in the stages that a layer returns.
 
     Args:
-        wanted: the right result with its bounds.
+        wanted: the right result with its error bounds.
         dtype: the dtype in which the layer computes.
         seen: the names of the stages that the layer returns, in their order.
         right, reads: the reference's run, and step -> names of the arrays that it read.
@@ -48,15 +48,15 @@ class Shows:
         return cls(wanted, dtype, seen, *noted_run(problem.config, problem.weights, problem.inputs))
 
     def forward(self, bug: Bug) -> tuple[State, bool]:
-        """Return the forward run with a bug, and whether any array differs. DoesNotApply where it can't be made."""
+        """Return (forward run with a bug, whether any array differs). Raises DoesNotApply if the bug can't be made."""
         return rerun(self.right, _pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
-        """Return the first stage of `seen` that, rounded to the dtype, exceeds its allowed error; None if none does."""
+        """Return the first of the stages `self.seen` that is wrong in the run `state`; None if all are right."""
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:
-        """Return the first stage over its allowed error in the bug's run; "gradients" if only these are; else None.
+        """Return the first stage that the bug makes wrong; "gradients" if only gradients are wrong; None if nothing is.
 
         Raises DoesNotApply where the bug can't be made.
         """

@@ -37,7 +37,7 @@ class Engine:
         call: the call of the library in one line of code.
         packages: the packages that the engine needs.
         extra: the extra of this project that installs these packages.
-        runner: the module in `mha.atlas.engines` that converts arrays for it; "": the module of `function`.
+        runner: the module in `mha.atlas.engines` that converts arrays for it; "" means the module of `function`.
         grouped: whether there may be fewer key heads than query heads.
         one_width: whether values must be as wide as keys. If so, the values of test vectors are cut or zero-padded to
             that width, and gradients are not judged.
@@ -103,7 +103,7 @@ def _loaded(id: str) -> tuple[Callable[..., Any], Any]:
 
 
 def described(id: str) -> dict[str, Any]:
-    """Return a dict on an engine: its options, those among them that are required, its dtypes and its versions."""
+    """Return a dict on an engine: "options", "always" (required options), "dtypes", package "versions", "python"."""
     function, module = _loaded(id)
     parameters = list(inspect.signature(function).parameters.values())[3:]
     return {
@@ -120,7 +120,10 @@ NAMES = ("output", "gradients.queries", "gradients.keys", "gradients.values")
 
 
 def called(id: str, given: list[NDArray], options: dict[str, Any], dtype: str, cotangent: NDArray | None) -> Arrays:
-    """Return name -> array: the output, and gradients if there is a cotangent. The engine's exceptions pass through."""
+    """Return name -> array: the output of engine `id` for `given` (q, k, v), and gradients if `cotangent` is given.
+
+    `options`: keyword arguments. `cotangent`: gradient of the output. The engine's exceptions pass through.
+    """
     function, module = _loaded(id)
     made = {name: module.of(one, dtype) if isinstance(one, np.ndarray) else one for name, one in options.items()}
     leaves = [module.of(array, dtype) for array in given]

@@ -20,12 +20,13 @@ class Asked:
 
     Attributes:
         arrays: queries, keys and values, each (B, H, L, d).
-        answers: name -> possible output; None stands for an exception. The first is the definition's. NaN equals NaN.
+        answers: name -> possible output; None stands for an exception. The first one is right by this project's
+            definition of attention. NaN equals NaN.
         allowed, bias: the mask, bool or integer; and the numbers that are added to the scores.
         options: further keyword arguments.
         dtype: the dtype of the call.
         near: the absolute tolerance with which an output is matched to `answers`.
-        other: the name of an output that matches none; "": a text on how it differs from the definition's.
+        other: the name of an output that matches none of `answers`; "" means words on how it differs from the first.
         strict: whether the mask must be passed as a mask, and not as -inf in a bias.
     """
 
@@ -45,7 +46,7 @@ class Asked:
         return next(iter(self.answers))
 
     def name(self, output: NDArray) -> str:
-        """Return the name of the answer that an output matches; if none, how it differs from the definition's."""
+        """Return the name of the answer that an output matches; if none, how it differs from the first answer."""
         output = np.asarray(output, np.float64)
         for name, answer in self.answers.items():
             if answer is not None and output.shape == answer.shape and _same(output, answer, self.near):
@@ -66,13 +67,13 @@ def _same(output: NDArray, answer: NDArray, near: float) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to every engine: what does it return for this call?
+    """A question to every engine (attention function): what does the engine return for a certain call?
 
     Attributes:
         id: the question's name.
         about: the heading under which the page shows it.
         text: the question in a line.
-        build: a function that makes the call.
+        build: a function that returns the call, as an Asked.
         causal: whether `build` has a parameter `causal`, for engines that are always causal.
     """
 
@@ -125,12 +126,12 @@ def plain(
     sinks: NDArray | None = None,
     tiled: bool = False,
 ) -> NDArray:
-    """Return the definition's output in float64; it is 0 for a query that may attend to no key.
+    """Return attention's output by this project's definition, in float64; 0 for a query that may attend to no key.
 
     Args:
         q, k, v: (B, H, Lq, d), (B, G, Lk, d) and (B, G, Lk, d).
         where: a bool mask, True where a query may attend to a key.
-        added: a bias. It is added after the softcap, as in the definition, or with `capped` before it.
+        added, capped: a bias, and whether it is added before the softcap. The definition adds it after the softcap.
         softcap: c in c * tanh(scores / c).
         sinks: (H,) a further score of each head, in the softmax's denominator alone.
         tiled: whether query head h reads key head h % G instead of h // (H // G).

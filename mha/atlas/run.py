@@ -41,12 +41,12 @@ Vector = tuple[dict[str, Any], dict[str, NDArray]]
 
 
 class Left(Exception):
-    """An error: an engine has no argument for something that the call needs. The message names the missing thing."""
+    """An error: an engine lacks an argument or a feature that a call needs. The message names what is missing."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An engine's answer to one question: whether it follows the definition (`status`), and the answer in words."""
+    """An engine's answer to a question. `how`: in words; `status`: whether it follows this project's definition."""
 
     question: str
     status: str
@@ -55,12 +55,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """An engine's results on test vectors of one dtype: counts, and the ids of those that differ or raised.
+    """A summary of an engine's results on test vectors of one dtype.
 
     Attributes:
+        equal, left: how many vectors have right results, and how many the engine has no arguments for.
+        differ, raised: ids of the vectors with wrong results, and of those where the engine raised an exception.
         worst: the largest error / allowed error among the equal ones.
         little: how many of `differ` have errors of at most `LITTLE`, as from rounding in a narrower dtype.
-        gradients: how many of the equal ones have equal gradients too; of the others, only the output was compared.
+        gradients: for how many of the equal ones the gradients were compared too, and are right.
     """
 
     equal: int = 0
@@ -74,7 +76,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Entry:
-    """All findings on an engine, with their date; `why`: the reason why it could not be run, or ""."""
+    """A record of all findings on an engine. `vectors`: dtype -> results; `why`: why it could not be run, or ""."""
 
     id: str
     call: str
@@ -95,7 +97,7 @@ class Entry:
 
 
 def vectors(dtypes: Sequence[str]) -> list[Vector]:
-    """Return (manifest row, arrays) of each test vector in `dtypes` without projections or a feature in NEVER."""
+    """Return (manifest row, arrays by name) of test vectors in `dtypes` without features in NEVER or projections."""
     found = []
     for vector in all_vectors():
         if vector.form == "heads" and vector.dtype in dtypes and not vector.case.config.parts:
@@ -108,7 +110,10 @@ def vectors(dtypes: Sequence[str]) -> list[Vector]:
 
 
 def masks(options: Sequence[str], where: NDArray | None, bias: NDArray | None, strict: bool = False) -> dict[str, Any]:
-    """Return the keyword arguments, out of `options`, that pass a mask and a bias. Raises Left if no option fits."""
+    """Return keyword arguments named in `options` that pass a mask `where` and a bias. Raise Left if none can.
+
+    With `strict`, the mask is not passed as -inf in a bias.
+    """
     if where is None and bias is None:
         return {}
     both = where is not None and bias is not None
@@ -143,7 +148,10 @@ class Asker:
     def call(
         self, given: Sequence[NDArray], options: Mapping[str, Any], dtype: str, cotangent: NDArray | None = None
     ) -> dict[str, NDArray]:
-        """Return output and gradients by name. Raises Left if the engine lacks an option, a dtype or grouped heads."""
+        """Return name -> array: output, and gradients if `cotangent` is given. `given`: queries, keys, values.
+
+        Raises Left if the engine lacks an option, a dtype or grouped heads.
+        """
         if lacking := [name for name in options if name not in self.about["options"]]:
             raise Left(lacking[0])
         if missing := [name for name in self.about["always"] if name not in options]:
@@ -280,7 +288,7 @@ def entry_of(
     seconds: float,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Entry:
-    """Return an Entry: one engine's answers to all questions and to the vectors `some`, or why it can't run."""
+    """Return an Entry: an engine's answers to all questions and results on the vectors `some`, or why it can't run."""
     today = date.today().isoformat()
     try:
         asker = Asker(engine, settings, seconds)
@@ -300,7 +308,7 @@ def entry_of(
 
 
 def whole(entries: Sequence[Entry], kept: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return all entries as a dict of JSON values. `kept` has earlier ones, used for engines not in `entries`."""
+    """Return all entries as a dict of JSON values. `kept`: earlier entries, for engines that are not in `entries`."""
     found = {**{one["id"]: one for one in kept}, **{one.id: one.to_dict() for one in entries}}
     order = [*engines.ENGINES, *found]
     return {

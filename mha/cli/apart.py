@@ -97,7 +97,7 @@ class Apart(Options):
         return self.workers == 0
 
     def settings(self, specs: tuple[str, ...] = ()) -> Settings:
-        """Return the Settings, which say which interpreter runs which backend or subject.
+        """Return the Settings: which interpreter runs each backend and each subject.
 
         Args:
             specs: the user's own layers, each as MODULE:NAME.
@@ -182,9 +182,9 @@ class Apart(Options):
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """Return (usable backends, a line for each that is not installed, a line for each that is broken).
 
-        Only the `requested` backends are tried, if there are any. A backend is broken if it fails in an interpreter of
-        its own, or does not answer in time; the command then does not succeed. Raises BackendError for any other
-        backend that can't be used, such as a requested one that is not installed.
+        Only the `requested` backends are tried; all if `requested` is empty. A backend is broken if it fails in an
+        interpreter of its own, or does not answer in time; the command then does not succeed. Raises BackendError for
+        any other backend that can't be used, such as a requested one that is not installed.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -228,16 +228,16 @@ class Apart(Options):
         compiled: bool = False,
         time_limit: float = 60.0,
     ) -> Loaded:
-        """Return the backends and the user's own subjects, in each of `dtypes` that they compute in.
+        """Return a Loaded: the backends and the user's own subjects, in each of `dtypes` that they compute in.
 
         Args:
             settings: a result of the method `settings`.
             dtypes: names of dtypes.
-            backend_names: the backends. Default: all that are installed, unless `specs` names a subject.
+            backend_names: the backends. Default: all that are installed, or none if `specs` names a subject.
             specs: the user's subjects. One that can't be used does not stop the others.
             devices: the devices that backends run on. Default: all.
             path: the path (way to run a layer, such as "eager") of the backends. Default: their default paths.
-            compiled: whether backends run on their compiled paths, and each subject's attribute `compiled` runs too.
+            compiled: whether backends run on their compiled paths, and subjects as their attribute `compiled` as well.
             time_limit: seconds that a subject may take for a case.
         """
         from conformance.subjects.load import COMPILED, check_time_limit
@@ -273,7 +273,7 @@ class Apart(Options):
         """Return (backend, a line with the version and the path of the Python that runs it).
 
         Raises:
-            BackendError: it can't be used; the message is one line.
+            BackendError: the backend can't be used; the message is one line.
         """
         from conformance.workers.described import describe_backend
 
@@ -281,7 +281,7 @@ class Apart(Options):
         return described, f"python {described.python}: {described.interpreter}"
 
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
-        """Return a function: (spec, dtype) -> a user's subject, which runs in a process of its own."""
+        """Return a function: (MODULE:NAME, dtype) -> the user's subject of this name, run in a process of its own."""
         from conformance.workers.described import describe_subject
 
         return partial(describe_subject, time_limit=time_limit, settings=settings)
@@ -297,7 +297,7 @@ def backend_subjects(
 ) -> tuple[list[BackendSubject], list[str]]:
     """Return (a subject for each backend, path, dtype and device; a line for each dtype or path that a backend lacks).
 
-    A path is a way to run a layer, such as "eager". Default: the backend's default ones, or its compiled ones.
+    A path is a way to run a layer, such as "eager". Default: the default paths, or the compiled ones if `compiled`.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 

@@ -43,7 +43,7 @@ def status_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed:
 
     Args:
         results: the results that the command is about.
-        also: further results. They count if one differs or failed; equal ones don't count as something judged.
+        also: further results, of which only those that differ or failed change the status.
         failed: whether anything else could not run, or results are missing.
     """
     statuses = {result.status for result in (*results, *also)}
@@ -95,14 +95,14 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
 
 
 def says(status: Status) -> Callable[[str], None]:
-    """Return a function that shows its argument, a text, on the status line; rich markup is not interpreted."""
+    """Return a function that shows a text on the status line. Rich markup in the text is not interpreted."""
     from rich.text import Text
 
     return lambda text: status.update(Text(text))
 
 
 def write_asked(path: Path | None, value: Callable[[], Any]) -> None:
-    """Write `value()` as JSON to the file `path`, which --json names; do nothing if it is None."""
+    """Write `value()` as JSON to the file `path`, which --json names. Do nothing if `path` is None."""
     from mha_core.files.writing import write_json
 
     if path is not None:
@@ -118,12 +118,12 @@ def of_result(result: Result) -> str:
 def progress(console: Console, total: int, text: Callable[[Item], str]) -> Iterator[Callable[[Item], None]]:
     """Return a context with a progress bar on stderr.
 
-    Its value is a function that moves the bar on by one item and shows the item's text.
+    The context yields a function that moves the bar on by one item and shows the item's text.
 
     Args:
         console: a console on stderr.
         total: the number of items.
-        text: the text to show after an item, such as `of_result`.
+        text: item -> the text to show after this item, as `of_result` does.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

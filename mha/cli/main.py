@@ -64,14 +64,14 @@ GROUPS = {
 
 
 class Main(Program):
-    """A group of all commands. For a word in NEVER or ELSEWHERE (no commands), an error says what to use instead."""
+    """A group of all commands. NEVER and ELSEWHERE: word that is no command -> what to use for it."""
 
     groups = GROUPS
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return (name, command, further arguments), as click does. CouldNotRun for a word in NEVER or ELSEWHERE."""
+        """Return (name, command, further arguments), as click does. CouldNotRun for words in NEVER or ELSEWHERE."""
         for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
             if word in NEVER or word in ELSEWHERE:
                 raise CouldNotRun(f"mha {word} is not there: {NEVER.get(word) or ELSEWHERE[word]}")

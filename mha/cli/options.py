@@ -53,10 +53,10 @@ def argument(**settings: Any) -> Any:
 
 
 def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Return a decorator: function -> click command that calls it with one argument, a `kind` of all option values.
+    """Return a decorator: function -> click command. The function gets one argument, a `kind` with all values.
 
     Args:
-        kind: a class whose fields are made by `option`, `argument` and the functions below.
+        kind: a subclass of `Options`, whose fields are the command's options and arguments.
         examples: command lines, shown at the end of the help and in the error about a missing argument.
         settings: click's `context_settings` of the command.
     """
@@ -150,7 +150,7 @@ def calls() -> Any:
 
 
 def dtypes(default: str = "float64 and float32.") -> Any:
-    """Return the option --dtype, whose value is a tuple of names; `default` is the default in words."""
+    """Return the option --dtype, whose value is a tuple of names. `default` names the default in its help."""
     return several("--dtype", "-d", help=f"This dtype (repeatable). Default: {default}")
 
 
@@ -186,9 +186,9 @@ def seed(of: str) -> Any:
 
 
 def unseen(which: str = "these calls") -> Any:
-    """Return a field for the switches --unseen (True) and --no-unseen (False); its default is None.
+    """Return a field for --unseen (True) and --no-unseen (False); default None. In the help `which` names the calls.
 
-    True lists the bugs that the calls would not have shown, False does not look for them, None counts them in a line.
+    True lists the bugs that the calls would not have shown, False does not look for them, None prints their number.
     """
     text = f"List the bugs that {which} would not have shown, or do not look for them. Default: count them."
     return option("--unseen/--no-unseen", default=None, help=text)

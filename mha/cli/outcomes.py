@@ -52,8 +52,8 @@ class Outcome:
     Attributes:
         suite: the layer under test (with its dtype), or the model.
         name: the name of the case or of the module.
-        status: "failure" if it is different, "error" if it could not run, "skipped" if it was not judged.
-        rule: one of RULES; "" if it passed.
+        status: "passed", "failure" (it differs), "error" (it could not run) or "skipped" (it was not judged).
+        rule: what did not pass, a key of RULES such as "different"; "" if it passed.
         message: why it did not pass.
         seconds: how long it took.
     """
@@ -102,7 +102,7 @@ class Reported(Options):
 
 
 def of_results(results: Sequence[Result], could_not_run: Sequence[str] = ()) -> list[Outcome]:
-    """Return an outcome for each result, and one for each line on a layer that could not be run."""
+    """Return an outcome for each result, and for each line of `could_not_run` (about a layer that can't be run)."""
     statuses: dict[str, Status] = {"different": "failure", "failed": "error", "unsupported": "skipped"}
     found = []
     for one in results:
@@ -146,7 +146,7 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
 
 
 def of_relations(found: Report) -> list[Outcome]:
-    """Return an outcome for each relation that `mha invariants` tests. Untested and known broken ones are skipped."""
+    """Return an outcome for each relation of `mha invariants`: "skipped" if it is untested or known to be broken."""
     statuses: dict[str, tuple[Status, str]] = {
         "holds": ("passed", ""), "broken": ("failure", "contradicts-itself"), "known": ("skipped", "not-judged"),
         "not asked": ("skipped", "not-judged"),

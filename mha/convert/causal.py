@@ -32,7 +32,7 @@ CALLS = {
 
 
 def causal_call(layout: Layout) -> str:
-    """Return in words what a call of a layer with this layout needs so that no query attends to a later key.
+    """Return in words what a call of a layer of this layout must contain so that no query attends to a later key.
 
     >>> from mha_core.layouts import get
     >>> causal_call(get("keras"))
@@ -42,7 +42,7 @@ def causal_call(layout: Layout) -> str:
 
 
 def calls_are_causal(proof: Proof) -> bool:
-    """Return whether in every recorded call no query may attend to a later key."""
+    """Return whether all recorded calls of a proof are causal: no query may attend to a later key."""
     return all(_is_causal(call.inputs) for call in proof.calls)
 
 

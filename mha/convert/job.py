@@ -30,8 +30,8 @@ class Job:
     """A layer to convert.
 
     Attributes:
-        checkpoint: the open file.
-        layer: the layer in it.
+        checkpoint: the open file with the layer.
+        layer: the layer, as it was found in this file.
         layouts: the layouts to try, best first.
         to_prefix: the layer's prefix in the file to write.
         num_heads, num_kv_heads, dtype: the arguments of `convert`; None for the defaults.
@@ -76,10 +76,9 @@ class Job:
                 raise SpecError(f"{label} of {self.at} must be {said}, as the model's config says{where}. Got {asked}.")
 
     def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
-        """Return (the layout by which the layer was read, its config, its canonical weights, the name of their dtype).
+        """Return (layout by which the layer was read, its config, its weights, the name of the weights' dtype).
 
-        Args:
-            dtype: the dtype to cast the weights to. None: the field `dtype`.
+        `dtype`: the dtype to cast the weights to; None means the attribute `dtype`.
         """
         if self.facts.decoder is not None:
             return self._of_decoder(self.facts.decoder, dtype or self.dtype)
@@ -117,7 +116,7 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Return (the layer's Standing: proved, known or moved, and why; its Proof, or None if it is not proved).
+        """Return (Standing: whether the layer is proved, known or only moved, and why; its Proof if proved, else None).
 
         Raises:
             VerificationFailed: the layer does not give the recorded outputs of the original.
@@ -149,8 +148,7 @@ class Job:
 def by_recording(jobs: Sequence[Job]) -> Job:
     """Return the one job whose layer reproduces the recorded outputs; if none does, the first job.
 
-    Args:
-        jobs: one layer, read by different layouts that the names of its arrays fit.
+    `jobs`: a Job for each layout that fits the names of one layer's arrays.
 
     Raises:
         SpecError: several jobs reproduce the recorded outputs.
@@ -169,11 +167,11 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return (dict: prefix in the target -> Standing of the layer, list of the Proofs of all proved layers).
+    """Return (dict of target prefix -> Standing of the layer (proved, known or moved), Proofs of the proved layers).
 
     Raises:
-        SpecError: a layer is neither proved nor known, and `moved` is False; or below a layer's prefix is an array
-            that its layout lacks and no pattern of `leave` matches.
+        SpecError: a layer is neither proved nor known, and `moved` is False; or a layer has an array that its layout
+            lacks and no pattern of `leave` matches.
         VerificationFailed: a layer does not give the recorded outputs of the original.
     """
     if not moved:

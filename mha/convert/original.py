@@ -26,7 +26,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """A recorded call. `inputs`: name of each mask that it may have had -> inputs with it; `outputs`: name -> array."""
+    """A recorded call. `inputs`: name of each possible mask -> inputs with this mask; `outputs`: name -> array."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -38,10 +38,10 @@ class OriginalLayer:
     """A layer of the original model, with its recorded calls.
 
     Attributes:
-        name: its name in the model; "" if the file does not say it.
-        dtype: the dtype in which it computed.
-        calls: its calls.
-        config, weights: its config and weights, if they were recorded; else None.
+        name: the layer's name in the model; "" if the file does not tell it.
+        dtype: the dtype in which the layer computed.
+        calls: the recorded calls.
+        config, weights: the layer's config and weights, if they were recorded; else None.
     """
 
     name: str
@@ -54,13 +54,12 @@ class OriginalLayer:
 def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
     """Return the layers in files of recorded calls; calls of one layer in several files are put together.
 
-    Args:
-        paths: what `mha.capture` wrote; or an .npz or safetensors file of arrays, either of one call (`queries`,
-            `output`, ...), or of calls of several layers: "encoder.0.attn/0/queries", "encoder.0.attn/0/output",
-            "encoder.0.attn/1/queries", ...
+    `paths`: files that `mha.capture` wrote, or .npz or safetensors files of arrays. They hold one call each ("queries",
+    "output", ...), or calls of several layers ("encoder.0.attn/0/queries", "encoder.0.attn/0/output",
+    "encoder.0.attn/1/queries", ...).
 
     Raises:
-        SpecError: there is no such file, or it has another form.
+        SpecError: a file does not exist, or has another form.
     """
     found: list[OriginalLayer] = []
     for layer in (layer for path in map(Path, paths) for layer in _in_file(path)):
@@ -101,9 +100,9 @@ def _is_same(one: OriginalLayer, other: OriginalLayer) -> bool:
 def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str, OriginalLayer]:
     """Return a dict: prefix of a layer in a file -> the recorded layer that matches it, if one does.
 
-    Two names match if one ends with the other, component by component ("/" counts as "."), because the captured model
-    may be a submodule of the saved one. If no names match, and there are as many recorded layers as prefixes, they are
-    paired in order.
+    A name and a prefix match if one ends with the other, component by component ("/" counts as "."), because the
+    captured model may be a submodule of the saved one. If none match, and there are as many layers as prefixes, they
+    are paired in order.
 
     Raises:
         SpecError: layers can't be paired by names or by order, or a layer belongs to several.
@@ -136,7 +135,7 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
 
 
 def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
-    """Return the config, with the settings that no array shows (such as the scale) taken from the recording."""
+    """Return `config`, with the settings that no array shows (such as the scale) from `layer.config`, if recorded."""
     if layer.config is None:
         return config
     return replace(config, **{name: getattr(layer.config, name) for name in arithmetic_fields()})

@@ -51,13 +51,13 @@ CAUSALITY = ("", "causal", "aligned at the last key")
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """A result of `prove`: the layer reproduces the recorded calls.
+    """A result of `prove`: a layer of a file that reproduces the recorded calls.
 
     Attributes:
         layer: the layer as it was read, in the dtype in which the original computed.
-        calls: the recorded calls, each with a mask that gives its output.
+        calls: the recorded calls, each with a mask that reproduces the recorded output.
         ratio: the worst error / allowed error over all calls.
-        mask: the names of the masks that were found, if the recording does not say which masks the calls had; else "".
+        mask: the names of these masks, if the recording does not say which masks the calls had; else "".
     """
 
     layer: RecordedLayer
@@ -67,11 +67,11 @@ class Proof:
 
 
 def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
-    """Return the Proof that these weights give the recorded outputs, call by call.
+    """Return a Proof that `config` and `weights` give the recorded outputs of every call.
 
     Args:
         layer: the recorded calls.
-        config, weights: as they were read from the file, in any dtype that holds them.
+        config, weights: the layer as it was read from the file, in any dtype that holds the weights exactly.
         where: the layer's name for messages.
 
     Raises:

@@ -24,7 +24,7 @@ CAUSAL = 8
 
 
 def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> None:
-    """Print a table with a row for each layer, and below it what `lines` returns."""
+    """Print a table with a row for each layer, and lines below it. `unseen`: True to name bugs, False to count them."""
     causal = any(layer.standing.causal for layer in done.layers)
     table = Table(*COLUMNS, *(["causal"] if causal else []), box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns:
@@ -48,7 +48,7 @@ def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> 
 
 
 def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
-    """Return the lines that explain the table; with `unseen`, also all bugs that the calls would not have shown."""
+    """Return the lines below the table. `unseen`: True to name the bugs that the calls can't show; False to count."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
@@ -86,8 +86,8 @@ def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
 def to_dict(done: Conversion) -> dict[str, Any]:
     """Return the conversion as a dict of JSON values.
 
-    "standing" is "proved", "known" or "moved" if that holds for all layers, else "mixed"; each layer has its own too.
-    "causal" is null where it is unknown whether the original calls the layer causally.
+    "standing" is "proved", "known" or "moved" if all layers have this standing, else "mixed"; each layer has its own.
+    A layer's "causal" is null if it is unknown whether the original calls the layer causally.
     """
     words = {layer.standing.word for layer in done.layers}
     return {

@@ -51,7 +51,7 @@ class VerificationFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class SideResult:
-    """A result of running a layer read from one file. `engine`: what ran it; `ratio`: worst error / allowed error."""
+    """A result of running a layer as read from a file. `engine`: what ran it; `ratio`: worst error / allowed error."""
 
     engine: str
     dtype: str
@@ -79,15 +79,15 @@ def verify_sides(
     *,
     causal: bool = False,
 ) -> tuple[SideResult, SideResult]:
-    """Return the SideResults of source and target, both run on one problem and compared with the reference.
+    """Return the SideResults (error, what ran the layer) of source and target, both run on the same random inputs.
 
     Args:
-        where: the layer's name, which also seeds the problem.
-        source, target: layout, config and canonical weights as they were read from either file.
-        causal: whether the original calls the layer causally; if so, the problem is causal too.
+        where: the layer's name, which also seeds the inputs.
+        source, target: layout, config and weights of the layer, as they were read from the source and target file.
+        causal: whether the original calls the layer causally; if so, these calls are causal too.
 
     Raises:
-        VerificationFailed: a side differs by more than the bound.
+        VerificationFailed: the source or the target differs from the reference by more than the bound.
         SpecError: a layer failed to run.
     """
     _, config, weights = source

@@ -30,8 +30,8 @@ class Format:
         suffixes: suffixes of such files.
         module: the module that reads and writes it; imported on first use.
         dtypes: the dtypes that its arrays can have.
-        framework: the backend whose framework uses the format; "" for none.
-        layouts: the layouts that can be written in this format; () for all.
+        framework: the framework that uses the format, such as "torch"; "" for none.
+        layouts: the layouts (names and shapes of a layer's arrays, such as "keras") that can be written; () for all.
         readable_only: why such files can't be written, in words; "" if they can.
         keeps_config: whether such a file can hold the layers' configs.
         writes_with: the name of a module that is needed only for writing; "" for none.
@@ -113,22 +113,22 @@ def format_of(path: Path) -> Format:
 
 
 def found_file(path: str | Path) -> Path:
-    """Return the file itself, or the file of weights in a folder. Raises SpecError as `source_file` does."""
+    """Return `path` or, if `path` is a folder, the file of weights in it. SpecError if there is none, or several."""
     path = Path(path)
     return source_file(path, SUFFIXES) if path.is_dir() else path
 
 
 def framework_of(path: Path) -> str:
-    """Return the name of the backend to whose framework a file's format belongs; "" if it belongs to none."""
+    """Return the framework that uses the format of a file (by its suffix), such as "torch"; "" if none does."""
     return format_of(path.with_name(path.name.removesuffix(INDEX))).framework
 
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
-    """Open a file of weights as a Checkpoint, whose arrays are read one by one when they are loaded.
+    """Return a context whose value is the Checkpoint of a file of weights, whose arrays are read on demand.
 
     Args:
-        path: a file; the index of a model in several files; or a folder that holds one of them (`source_file`).
+        path: a file, the index of a model in several files, or a folder that has one of these.
 
     Raises:
         SpecError: there is no such file, it is not whole, it is of another format than its suffix says,
@@ -164,7 +164,7 @@ def create(
     Args:
         path: the file; it is replaced if it exists.
         form: the format.
-        layout: the layout of the arrays that are added; in Keras files it decides the paths.
+        layout: the layout of the arrays that are added; it decides their paths inside Keras files.
         configs: prefix -> config, written at the end of the context if the format's `keeps_config` is True.
         metadata: name -> further text, written under the same condition.
     """

@@ -30,7 +30,7 @@ ALWAYS_FINE = 64 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """An array in a file that is not read yet: its shape, its dtype, and a function `load` that reads it."""
+    """An array in a file, not read yet: its shape, its dtype, and a function `load` that reads it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -59,7 +59,7 @@ class Checkpoint:
         """Return one array exactly as it is in the file; bfloat16 numbers in the dtype of ml_dtypes.
 
         Raises:
-            SpecError: the array can't be read, or its dtype is none of the definition's floating-point dtypes.
+            SpecError: the array can't be read, or its dtype is not float64, float32, float16 or bfloat16.
         """
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
@@ -74,13 +74,13 @@ class Checkpoint:
 def largest_claim(size: int) -> int:
     """Return the largest number of bytes that the arrays in a file of `size` bytes may take in memory.
 
-    Trained numbers can't be compressed further. A file with larger arrays is damaged or hostile, and would fill memory.
+    A file that claims more is damaged, or meant to fill memory: trained weights hardly compress.
     """
     return ALWAYS_FINE + GROWTH * size
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """Raise SpecError if `what`, which takes `claimed` bytes, exceeds `largest_claim` for the file."""
+    """Raise SpecError if `claimed` bytes are too many for the file (see `largest_claim`). Messages call them `what`."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(
@@ -124,9 +124,9 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """Return a context that turns every exception in it into a SpecError.
+    """Return a context that turns any exception into a SpecError, whose message has `path`, `what` and the exception.
 
-    The library that reads a damaged or hostile file may raise any exception.
+    Libraries may raise any exception on a damaged or hostile file.
     """
     try:
         yield
@@ -142,7 +142,7 @@ class Refused(ValueError):
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context that turns every exception in it into a SpecError: "refused" for Refused, else "not whole"."""
+    """Return a context that turns any exception into a SpecError: the file is refused (for Refused) or not whole."""
     try:
         yield
     except SpecError:
@@ -154,7 +154,7 @@ def reading(path: Path, form: str) -> Iterator[None]:
 
 
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
-    """Return the SpecError for a file that the reader of format `form` finds damaged."""
+    """Return a SpecError: "PATH is not a whole FORM file", and what the reader of this format reports (`error`)."""
     looks = looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)

@@ -30,7 +30,7 @@ class FoundLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        layouts: the layouts that its arrays may have, judged by names and numbers of axes; the likeliest first.
+        layouts: the layouts (such as "llama") that its arrays may have, by names and numbers of axes; likeliest first.
         shapes: name within the layer -> shape, for the arrays of the first layout in `layouts`.
         dtypes: the dtypes of these arrays.
         num_heads, num_kv_heads: the numbers of query heads and key heads; None where neither the shapes nor the file's
@@ -46,7 +46,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Return every attention layer whose arrays fit a known layout, sorted by `in_order`."""
+    """Return every attention layer whose arrays fit a known layout, sorted by the numbers in the layers' prefixes."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -59,7 +59,7 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
 
 
 def none_found(where: str, names: Iterable[str]) -> str:
-    """Return the error message for a file in which no layer was found. It has the file's names, and what to do."""
+    """Return the error message for a file in which no layer was found: some of its array names, and what to do."""
     return (
         f"{where}: no attention layer of a layout that is known (mha convert --layouts) among its arrays "
         f"{listed(list(map(shown, names)), 3) or '(it has none)'}; where names mean nothing, "
@@ -70,7 +70,7 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """Return the chosen layers: the one at `prefix`; all with `every`; by default the only one.
+    """Return the chosen layers: the one at `prefix`, or all with `every`. Without both, a file must have only one.
 
     Args:
         found: the layers in the file.
@@ -80,7 +80,7 @@ def choose(
         names: the names of all arrays in the file.
 
     Raises:
-        SpecError: there is no layer, none at the prefix, or several and none was chosen.
+        SpecError: there is no such layer, there are several and none is chosen, or `prefix` and `every` are both given.
     """
     if prefix is not None and every:
         raise SpecError("give a prefix or ask for all layers, not both (--prefix, --all)")
@@ -100,10 +100,10 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts by which to read a layer, best first. Raises SpecError if fitting layouts read it differently.
+    """Return the layouts that fit a layer, best first. SpecError if two of them would read different weights.
 
     Args:
-        asked: the name of the only layout to use; None: all that fit.
+        asked: the name of the one layout to use. None: every layout that fits.
         framework: the framework of the file's format; its layout comes first.
         heads: whether the number of heads is known, for the error message.
     """
@@ -126,7 +126,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return the layouts that fit a layer's names, in groups. The layouts of a group read the same weights."""
+    """Return the layouts that fit a layer's names, in groups. All layouts of a group read the same weights."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)
@@ -134,7 +134,7 @@ def readings(layer: FoundLayer) -> list[list[Layout]]:
 
 
 def caveats(*layouts: Layout) -> list[str]:
-    """Return the warnings about these layouts that a report shows whenever they are read or written."""
+    """Return the warnings that a report shows when a layer is read or written in one of these layouts."""
     return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
 
 
@@ -174,7 +174,7 @@ def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
 
 
 def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:
-    """Return (output width, input width) of each projection, queries first; (0, 0) if its shape does not tell."""
+    """Return (output width, input width) of each projection, queries first; (0, 0) if an array is no matrix."""
     layout = get(layer.layouts[0])
     packs = getattr(layout, "packs", {})
     found = []

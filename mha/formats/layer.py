@@ -25,11 +25,12 @@ def read_layer(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
 ) -> tuple[AttentionConfig, Weights, str]:
-    """Return (config, canonical weights, name of their dtype) of one layer; bfloat16 numbers are in float32 arrays.
+    """Return (config, weights by canonical name, dtype name) of a layer, the weights cast to `dtype` if it is given.
+
+    Weights in bfloat16 come as float32 arrays.
 
     Raises:
-        SpecError: the arrays do not fit the layout; they have several dtypes, and `dtype` is None; or their numbers
-            are out of the range of `dtype`.
+        SpecError: the arrays do not fit the layout, have several dtypes while `dtype` is None, or are out of its range.
     """
     stored = checkpoint.configs.get(prefix)
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
@@ -51,15 +52,15 @@ def read_layer(
 
 
 def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
-    """Return (name in the layer -> array, name of their dtype), read from a file.
+    """Read arrays from a file. Return (dict: name in the layer -> array, name of the arrays' dtype).
 
     Args:
         checkpoint: the file.
         names: name in the layer -> name in the file.
-        dtype: the dtype to cast them to. None: the one that they have.
+        dtype: the dtype to cast the arrays to. None: no cast.
 
     Raises:
-        SpecError: they have several dtypes, and `dtype` is None; or their numbers are out of the range of `dtype`.
+        SpecError: the arrays have several dtypes while `dtype` is None, or numbers out of its range.
     """
     arrays = {own: checkpoint.array(full) for own, full in names.items()}
     given = {str(array.dtype) for array in arrays.values()}
@@ -111,9 +112,9 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """Compare two dicts of arrays bit by bit, and return the names in `found` that `wanted` lacks.
+    """Compare two dicts of arrays bit by bit, and return the names that only `found` has. `what`: the name of `found`.
 
-    Raises SpecError if an array of `wanted` is missing or differs, or an array that it lacks is not all zeros.
+    Raises SpecError if `found` lacks or changes an array of `wanted`, or has a further array that is not all zeros.
     """
     for name, array in wanted.items():
         other = found.get(name)

@@ -13,7 +13,7 @@ def in_order(prefixes: Iterable[str]) -> list[str]:
     """Return the prefixes of layers in the order of the model: sorted by the numbers in them.
 
     Args:
-        prefixes: the prefixes in the file's order. Prefixes that differ in more than numbers stay in this order.
+        prefixes: the prefixes in the file's order, which is kept among prefixes that differ in more than numbers.
 
     >>> in_order(["layer.1.self", "layer.1.cross", "layer.10.self", "layer.2.self", "head"])
     ['layer.1.self', 'layer.1.cross', 'layer.2.self', 'layer.10.self', 'head']

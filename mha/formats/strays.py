@@ -20,13 +20,13 @@ SEPARATOR = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class Stray:
-    """An array that a layer seems to lack, because its name is misspelt in the file or because similar layers have it.
+    """An array that a layer seems to have lost: its name is misspelt in the file, or only similar layers have it.
 
     Attributes:
         prefix: the layer's prefix.
-        name: the full name of the array in the file.
-        meant: the name of the optional array that the layer lacks.
-        neighbour: the prefix of a similar layer, to which `name` belongs; None if `name` is a misspelling of `meant`.
+        name: the full name of an array in the file: the misspelt one, or the similar layer's.
+        meant: the full name of the optional array that the layer lacks.
+        neighbour: the prefix of the similar layer; None if `name` is a misspelling of `meant`.
     """
 
     prefix: str
@@ -48,7 +48,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for each array outside all layers whose name looks like a misspelling of one that a layer lacks.
+    """Return a Stray for each misspelt array: no layer reads it, and its name is nearly that of an array a layer lacks.
 
     Args:
         layers: the layers in the file that have all required arrays.
@@ -106,7 +106,7 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 
     Args:
         path: the file.
-        strays: the strays of all its layers.
+        strays: a Stray for each array that a layer in the file seems to lack.
         prefixes: the prefixes of the chosen layers.
         one: whether a single layer was chosen by its prefix; such a layer may differ from similar layers.
     """

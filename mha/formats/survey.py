@@ -38,7 +38,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: layout -> full names of its required arrays that the layer lacks, for the layouts that fit it best.
+        missing: best-fitting layout -> full names of the arrays that this layout requires and the layer lacks.
         there: the full names of the arrays that it has.
     """
 
@@ -64,13 +64,12 @@ class Survey:
 
     Attributes:
         path: the file.
-        layers: layers with all required arrays, in the order of the model (see `in_order`).
-        incomplete: layers that lack arrays, in the same order.
+        layers: layers with all required arrays, in the order of the model (by the numbers in their prefixes).
+        incomplete: layers that lack required arrays, in the same order.
         unseen: modules whose names look like attention, but whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, in the same order.
         passed_over: other files of weights beside this one, if the source was a folder.
-        strays: arrays that a layer in `layers` seems to have lost: a name in the file is nearly the array's name, or
-            another layer, whose prefix differs only in numbers, has the array.
+        strays: arrays that a layer in `layers` seems to have lost: misspelt in the file, or only in similar layers.
     """
 
     path: str
@@ -82,7 +81,7 @@ class Survey:
     strays: tuple[Stray, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
-        """Return prefix -> number of the layer, counted from 0 in the order of the model, with incomplete layers.
+        """Return prefix -> number of the layer, from 0 in the order of the model. Incomplete layers are counted too.
 
         Args:
             layout: number only the layers that may have this layout. Default: all layers.
@@ -98,8 +97,8 @@ class Survey:
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
         """Raise SpecError if a chosen layer is incomplete; the message lists all such layers.
 
-        A layer also counts as incomplete if it lacks an optional array and the file has one of nearly that name. The
-        same holds if similar layers have that array, unless the layer is chosen by its prefix.
+        A layer that lacks an optional array also counts as incomplete if the file has an array of nearly that name.
+        Without `prefix`, a layer counts as incomplete too if similar layers have an optional array that it lacks.
 
         Args:
             prefix: the prefix of the one chosen layer. Default: all layers.
@@ -123,7 +122,7 @@ class Survey:
         """Return one line: how many of the modules that look like attention were read, and which were not.
 
         Args:
-            read: the prefixes that were read. Default: those of all whole layers.
+            read: the prefixes that were read. Default: those of all `layers`.
         """
         wanted = [layer.prefix for layer in self.layers] if read is None else list(read)
         others = [repr(layer.prefix) for layer in self.layers if layer.prefix not in wanted]
@@ -151,10 +150,10 @@ class Survey:
 
 
 def survey_file(path: str | Path) -> Survey:
-    """Return the `survey` of a file or folder of weights.
+    """Return the Survey of a file or folder of weights: its attention layers, and what else looks like attention.
 
     Raises:
-        SpecError: as `mha.formats.open_checkpoint`.
+        SpecError: as `mha.formats.open_checkpoint` raises it.
     """
     with open_layers(path) as checkpoint:
         return survey(checkpoint, path)
@@ -248,7 +247,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Return the beginning of an array's name that names an attention module; None if no word in it does.
+    """Return the attention module with which an array's name begins; None if no word in the name means attention.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

@@ -85,7 +85,7 @@ class Slice:
 
     Attributes:
         source: the array.
-        kind: how the rows of the projections are interleaved in the array: one of KINDS.
+        kind: how the rows of the projections are interleaved in the array: a key of KINDS, such as "blocks".
         parts: how many projections there are in the array.
         part: the position of this projection among them.
         group: query heads for each key head, in an array of grouped queries, keys and values; else 1.
@@ -117,13 +117,13 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Return a key that is equal for two Slices (projections in an array) if they divide one array alike."""
+        """Return a key that is equal for two Slices (projections in an array) that split the same array alike."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return ints (heads, width): the array's row of each channel; None if its axes don't split so.
+        """Return int (heads, width): the row of each head's channels in the array. Return None if it can't be split so.
 
-        `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
+        `heads`: the number of heads. `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
         """
         key = heads, order
         if key not in self._rows:
@@ -178,7 +178,7 @@ class Candidates:
             widths: the widths of the layer's inputs and output.
 
         Raises:
-            SpecError: no array has an axis of such a width.
+            SpecError: no array has an axis of one of these widths.
         """
         matrices: list[Source] = []
         vectors: list[Source] = []
@@ -205,7 +205,7 @@ class Candidates:
         return cls(matrices, vectors, zeros)
 
     def slices(self, role: str, width: int) -> Iterator[Slice]:
-        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) of inputs this wide."""
+        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) with `width` inputs."""
         for source in self.matrices:
             if source.inputs != width:
                 continue

@@ -43,7 +43,7 @@ class Fit:
         hypothesis: the hypothesis with all its biases.
         ratio: the worst error / allowed error of the output; at most 1 if it fits.
         error: the worst error of the output.
-        is_shifted: whether it is one vector in all rows that the output is off by, as a bias would add.
+        is_shifted: whether the output is off by the same vector in all rows, as if a bias were missing.
     """
 
     hypothesis: Hypothesis
@@ -66,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for each choice of value and output bias that fits; if none does, the closest Fit alone."""
+        """Return a Fit for each pair of value bias and output bias that fits; if no pair does, the closest alone."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -118,10 +118,10 @@ class Judge:
 
 
 def pieces(problem: Problem, each: int) -> Iterator[Problem]:
-    """Yield parts of a problem that each have few enough batch items and queries for the memory.
+    """Yield a call in parts, each with few enough batch items and queries to be computed in memory.
 
     Args:
-        problem: the problem, with the recorded output, weights and heads.
+        problem: the call, with its recorded output, weights and heads.
         each: how many elements the largest array has for each pair of query and key.
     """
     inputs, sizes = problem.inputs, problem.sizes
@@ -160,9 +160,9 @@ SHOWN = 6
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """Yield (hypothesis, vector) for each choice of value and output bias; the first choice is no bias.
+    """Yield (hypothesis with biases, vector) for each pair (value bias or None, output bias or None), both None first.
 
-    Both biases together add the vector (Do,) to every row of the output.
+    The vector (Do,) is what both biases together add to every row of the output.
     """
     bare = replace(found, bv=None, bo=None)
     outs = [Slice(vector) for vector in candidates.vectors if vector.count == bare.o.source.inputs]
@@ -185,7 +185,7 @@ def _same(a: Slice | None, b: Slice | None) -> bool:
 
 
 def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
-    """Return (the vector, or part of one, that is probably the key bias, or None; the reason in words)."""
+    """Return (the likeliest key bias, as a Slice of a vector; the reason). The first is None if no vector is likely."""
     used = {(bias.source, bias.part) for bias in found.biases if bias is not None}
     free = [
         bias

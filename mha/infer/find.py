@@ -48,8 +48,8 @@ class Inference:
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
         exhausted: whether the search came to its end; False if time ran out.
-        more: how many further hypotheses are as close, but were not judged because they are too many.
-        key_bias: (the likeliest key bias or None, why in words), if the output does not depend on a key bias.
+        more: how many further hypotheses seem as close, but were not judged, because there is a limit of judgements.
+        key_bias: (the likeliest key bias or None, the reason in words or ""). The output may not depend on this bias.
         candidates, observed: the possible matrices and biases, and the recorded call.
         seconds: how long it took.
     """
@@ -66,12 +66,12 @@ class Inference:
 
     @property
     def verdict(self) -> str:
-        """Return how many mappings fit: "unique", "ambiguous" or "none"."""
+        """Return "unique", "ambiguous" or "none": whether one, several or no hypotheses fit."""
         return "none" if not self.fits else "unique" if len(self.fits) == 1 and not self.more else "ambiguous"
 
     @property
     def hypothesis(self) -> Hypothesis:
-        """Return the only hypothesis that fits, with `key_bias`. Raises SpecError unless `verdict` is "unique"."""
+        """Return the only hypothesis that fits, with the likeliest key bias. SpecError unless `verdict` is "unique"."""
         if self.verdict != "unique":
             raise SpecError(f"the mapping must be unique to be used. It is {self.verdict}; the report says why.")
         found = self.fits[0].hypothesis
@@ -81,7 +81,7 @@ class Inference:
         """Return config and canonical weights, in the dtypes that the arrays have (bfloat16 as float32).
 
         Raises:
-            SpecError: the mapping is not unique.
+            SpecError: `verdict` is not "unique".
         """
         hypothesis = self.hypothesis
         config, arrays = hypothesis.canonical()
@@ -260,13 +260,13 @@ NEAR = 30.0
 
 
 def with_rotary(found: Hypothesis, early: Sample, sample: Sample, candidates: Candidates) -> Iterator[Hypothesis]:
-    """Yield `found` with rotary positions, for each form (which channels are turned as a pair) and base that fits well.
+    """Yield `found` with rotary positions, for each well-fitting form (which channels rotate as a pair) and base.
 
     Args:
         found: a hypothesis without rotary positions.
-        early: queries at the first positions, where the base hardly matters; they choose the form.
-        sample: more queries; they choose the base.
-        candidates: the arrays among which a key bias is looked for; with rotary positions it changes the output.
+        early: queries at the first positions, where the base hardly matters, to choose the form by.
+        sample: more queries, to choose the base by.
+        candidates: the arrays that may be a key bias, which changes the output if there are rotary positions.
     """
     d = found.head_dim
     keys = (None, *candidates.biases(found.k)) if found.bq is not None else (None,)

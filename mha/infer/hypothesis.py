@@ -31,8 +31,8 @@ class Hypothesis:
         q, k, v, o: the four projections.
         orders: for each of the four, the order of its rows: "hd" (head by head) or "dh" (channel by channel).
         heads, kv_heads: the numbers of query heads and key heads.
-        scale: one of SCALES.
-        mask: the name of one of the possible masks in `Observed.masks`.
+        scale: the scale of the scores in words, a key of SCALES.
+        mask: the name of the mask, a key of `Observed.masks`.
         bq, bk, bv, bo: the biases; None if there are none.
         rotary: rotary positions, which no array shows; None if there are none.
     """
@@ -92,19 +92,19 @@ class Hypothesis:
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Return whether the arrays can be split in these `orders`, and heads are wide enough for `rotary`."""
+        """Return whether all arrays can be split into heads as `orders` say, and heads are wide enough for `rotary`."""
         if self.rotary is not None and (self.rotary.width or 0) > self.head_dim:
             return False
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return whether no two weights need the same rows of an array; an array and its equal copy count as two."""
+        """Return whether each weight has array rows of its own. Equal copies of an array count as several."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 
     def kv_of(self) -> NDArray:
-        """Return (H,) the key head that each query head reads."""
+        """Return int (H,): the number of the key head that each query head attends to."""
         return kv_of(self.heads, self.kv_heads)
 
     def canonical(self) -> tuple[AttentionConfig, dict[str, NDArray]]:
@@ -148,7 +148,7 @@ class Hypothesis:
 
 
 def kv_of(heads: int, kv_heads: int) -> NDArray:
-    """Return (H,) the key head that each query head reads.
+    """Return int (H,): the number of the key head that each query head attends to.
 
     >>> kv_of(4, 2)
     array([0, 0, 1, 1])

@@ -36,8 +36,8 @@ class Observed:
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
         output: (B, Lq, Do).
-        masks: name in words -> possible mask. There is one, the recorded mask; or two, without and with the causal
-            mask, if the recording does not say whether the layer is causal.
+        masks: name in words -> possible mask. If the recording does not say whether the layer is causal, there are two:
+            without and with the causal mask. Else there is one, the recorded mask.
         dtype: the dtype that the layer computed in.
     """
 
@@ -78,7 +78,7 @@ class Observed:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
-        """Return the call in a dict name (one of NAMES) -> array; `keys` default to `queries`, `values` to `keys`.
+        """Return the Observed from a dict: name in NAMES -> array. `keys` default to `queries`, `values` to `keys`.
 
         `dtype` (a string) is the dtype that the layer computed in; by default, that of `output`. All arrays must hold
         numbers of that dtype, but may have a wider one (a bfloat16 layer's numbers may be in float32 arrays).
@@ -120,7 +120,7 @@ class Observed:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Observed:
-        """Return the call in an .npz or a safetensors file, which has arrays by the names in NAMES.
+        """Return the recorded call in an .npz or safetensors file, whose arrays have names from NAMES ("queries", ...).
 
         Raises:
             SpecError: there is no such file, it has another format, it is truncated, or it holds no recorded call.
@@ -141,7 +141,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def source_arrays(path: str | Path) -> dict[str, NDArray]:
-    """Return name -> array, for every floating-point array in a file, an index or a folder that `mha convert` reads.
+    """Return name -> array, for the floating-point arrays of a file of weights, an index of shards or a folder.
 
     Raises:
         SpecError: there is no such file, it is not whole, it holds code, or its format is not known.
@@ -151,7 +151,7 @@ def source_arrays(path: str | Path) -> dict[str, NDArray]:
 
 
 def load_arrays(file: Path) -> dict[str, NDArray]:
-    """Return name -> array for every array of the file; Python objects in it are never executed."""
+    """Return name -> array for every array of the file. Pickled Python objects in it are never loaded."""
     if not file.is_file():
         raise SpecError(f"there is no file {file}")
     with spec_errors(file, "it is not a whole .npz or safetensors file of arrays"):

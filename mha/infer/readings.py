@@ -26,7 +26,7 @@ ORDERS: dict[Orders, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A set of possible projections (slices of arrays) whose sizes fit together: any q with any k, v and o.
+    """A set of possible projections (rows of arrays) whose sizes fit: every q can go with every k, v and o.
 
     Attributes:
         q, k, v, o: the possible slices for each projection.
@@ -50,7 +50,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Reading:
-    """A Family with a number of heads, orders of rows and a scale: a Hypothesis before its slices are chosen."""
+    """A Family (possible projections) with a number of heads, orders of rows and a scale, but no chosen projections."""
 
     family: Family
     heads: int
@@ -100,7 +100,7 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
 
 
 def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
-    """Yield every Reading of these families in one tier (0: what frameworks do; higher tiers are more unusual)."""
+    """Yield every Reading (heads, orders, scale) of these families in a tier (0: what frameworks do; higher: rarer)."""
     for family in found:
         for heads in family.head_counts(num_heads):
             if observed.mask_heads not in (1, heads):

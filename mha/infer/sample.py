@@ -80,7 +80,7 @@ class Sample:
         )
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
-        """Return (n or L, heads, width): inputs of `role` ("q", "k" or "v"), projected by the rows `rows` of `part`."""
+        """Return (n or L, heads, width): inputs of `role` ("q", "k", "v"), projected by `rows` of `part`'s array."""
         key = part.source, role
         if key not in self._projected:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
@@ -130,7 +130,7 @@ def _turned(x: NDArray, positions: NDArray, rotary: Rotary) -> NDArray:
 
 
 def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
-    """Return whether the outputs at these rows, each (batch item, query), differ by more than rounding."""
+    """Return whether the outputs at these rows, pairs (batch item, query), differ by more than rounding."""
     outputs = np.array([observed.output[b, i] for b, i in rows], dtype=np.float64)
     size = np.linalg.norm(outputs, axis=1).max(initial=0.0)
     noise = NOISE * UNIT_ROUNDOFF[observed.dtype] * size
@@ -140,7 +140,7 @@ def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
 def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int]]:
     """Return `count` rows (batch item, query) of different outputs, from the batch items with the fewest keys.
 
-    Items are added until they have enough rows, and then as long as they have at most `keys` keys in all.
+    Batch items are added until they have enough rows; then further ones, while all have at most `keys` keys in total.
     """
     rows = [row for row in observed.usable_rows if row[2] > 1] or observed.usable_rows
     of_item = {item: max(row[2] for row in rows if row[0] == item) for item in {row[0] for row in rows}}
@@ -155,7 +155,7 @@ def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int
 
 
 def early_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
-    """Return up to `count` rows (batch item, query) with the fewest keys, but at least 2 each.
+    """Return up to `count` rows (batch item, query) with the fewest keys. Rows with fewer than 2 keys are left out.
 
     In rows with few keys, a wrong base of rotary positions changes the output least.
     """

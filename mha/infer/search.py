@@ -53,7 +53,7 @@ class Ranking:
     """A ranking of hypotheses by misfit, the error relative to how much the outputs vary.
 
     Attributes:
-        best: a heap of the best (-misfit, number, hypothesis) so far, worst first.
+        best: a heap of the best (-misfit, a unique number, hypothesis) so far, worst first.
         searched: how many hypotheses were ranked.
         significant: hypotheses with a misfit below SIGNIFICANT that were not judged yet.
         nearest: (the least misfit so far, its hypothesis).
@@ -71,7 +71,7 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return indices (n, misfit.ndim) of the KEPT smallest misfits below the cutoff; if none is, of the least."""
+        """Return indices (n, misfit.ndim) of the smallest misfits: at most KEPT below the cutoff, but at least one."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -89,7 +89,7 @@ class Ranking:
         (heapq.heappush if len(self.best) < KEPT else heapq.heappushpop)(self.best, entry)
 
     def ranked(self) -> list[Hypothesis]:
-        """Return the hypotheses, best first; if none is better than chance, only the nearest one."""
+        """Return the hypotheses, best first; if none is better than chance, only the one with the least misfit."""
         if not self.best and self.nearest[1] is not None:
             return [self.nearest[1]]
         return [hypothesis for _, _, hypothesis in sorted(self.best, key=lambda entry: -entry[0])]
@@ -100,7 +100,7 @@ class Search:
 
     Args:
         candidates, observed: the file's arrays, and the recorded call.
-        rows: (item, query) of the rows of the output by which hypotheses are ranked. No two rows are equal.
+        rows: (batch item, query) of each output row that is used to rank hypotheses. No two of these rows are equal.
         num_heads: H, if it is known.
         deadline: the value of time.monotonic() at which the search ends.
     """
@@ -125,12 +125,12 @@ class Search:
         self.timed_out = False
 
     def readings(self, tier: int) -> list[Reading]:
-        """Return the readings of a tier (0: usual; higher: more unusual), those with usual head widths first."""
+        """Return the Readings (ways to use the arrays) of a tier (0: usual; higher: rarer), usual head widths first."""
         found = readings(self.families, self.observed, self.num_heads, tier)
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
     def cost(self, tier: int) -> float:
-        """Return the approximate cost of searching a tier of hypotheses, in multiplications, with overhead."""
+        """Return roughly how many multiplications the search of a tier of hypotheses costs, overhead included."""
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
         for reading in self.readings(tier):
@@ -140,9 +140,9 @@ class Search:
         return total * len(self.observed.masks)
 
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
-        """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
+        """Return the ranking of one tier's hypotheses. Sets the attribute `timed_out` if time ran out before the end.
 
-        An expensive tier ends as soon as `is_found` returns True for the hypotheses in `Ranking.significant`.
+        An expensive tier ends as soon as `is_found` returns True for its hypotheses with very small misfits.
         """
         ranking = Ranking()
         cost = self.cost(tier)

@@ -41,7 +41,7 @@ class Allowance:
 
     Attributes:
         dtype: the dtype in which the model is called.
-        rounding: (largest rounding error) / (largest number) of the output.
+        rounding: the output's largest measured rounding error / its largest number.
     """
 
     dtype: str
@@ -70,7 +70,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Apart:
-    """A comparison of two arrays: the largest difference (`error`), its index, both numbers there, what is allowed."""
+    """A comparison of two arrays: the largest difference (`error`), its `index`, the numbers there, and `allowed`."""
 
     error: float
     allowed: float
@@ -85,7 +85,7 @@ class Apart:
 
 
 def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
-    """Return the largest absolute difference of two arrays of equal shape, and the error that `allowance` allows."""
+    """Return a comparison of two arrays of equal shape: their largest difference, and the one that is allowed."""
     if not first.size:
         return Apart(0.0, 0.0, (), 0.0, 0.0)
     with np.errstate(all="ignore"):
@@ -97,7 +97,7 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
 
 
 def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
-    """Return a model's Allowance, measured by a few calls in the first of `dtypes` in which the model runs."""
+    """Return how much rounding may change a model's output, measured in the first of `dtypes` in which it runs."""
     for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)

@@ -44,14 +44,14 @@ class Cache:
     """A way to call a model step by step, with a state (such as a key-value cache) from one step to the next.
 
     Attributes:
-        said: the way in words.
-        past: names of the arguments that take the state; () if the model keeps it itself.
-        places: for each name in `past`, the path of the new state in the output; () if the state is changed in place.
+        said: a description of this way, in words.
+        past: names of the arguments that take the state; () if the model keeps the state itself.
+        places: for each name in `past`, the key path of the new state in the output; () if states change in place.
         asks: name -> value of further arguments of each call.
-        begin: Trial -> the first state; None if there is no first state.
-        start: name of the argument that has the position of the first token; None if there is none.
-        step: a function (tokens, state) -> (output, state), or the name of such a method; None: the attributes above
-            say how the model is called.
+        begin: a function: Trial -> the first state; None if the first call gets no state.
+        start: name of the argument for the position of the first token; None if there is none.
+        step: a function (tokens, state) -> (output, state), or the name of such a method. None means that the model
+            is called with the arguments named above.
     """
 
     said: str
@@ -69,7 +69,7 @@ class Cache:
     def feed(
         self, trial: Trial, x: Mapping[str, Given], state: Any, at: int, more: Mapping[str, Any] | None = None
     ) -> tuple[Answer, Any]:
-        """Return (the model's answer to the next tokens `x`, its new state); `at` is the first token's position."""
+        """Return (output for the next tokens `x`, new state). `at`: position of `x`; `more`: further arguments."""
         if self.step is not None:
             main = next(iter(x.values()))
             own = isinstance(self.step, str)
@@ -106,11 +106,11 @@ def _at(raw: Any, place: tuple[str, ...]) -> Any:
 
 
 def find_cache(live: Live, template: Template, step: Any = None) -> Cache | str:
-    """Return the way in which the model decodes step by step, or the reason in words why none was found.
+    """Return a Cache: how to call the model step by step; or, in words, why no way was found.
 
     Args:
         live, template: the model, and how it is called.
-        step: the user's own function of tokens and state; None to look for a way.
+        step: the user's function (tokens, state) -> (output, state); None to search for a way.
     """
     if step is not None:
         return Cache("step(tokens, state)", step=step)

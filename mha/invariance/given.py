@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Given:
-    """An array, and a Python expression for it.
+    """An array, and a Python expression (`text`) that gives it in printed code.
 
     >>> x = Given(np.arange(6).reshape(2, 3), "x")
     >>> x[:, 1:].text, x[:, 1:].array.shape
@@ -43,7 +43,7 @@ def _key(key: Any) -> str:
 
 
 def literal(array: NDArray) -> Given:
-    """Return a small array, with a text that writes out its numbers.
+    """Return a small array as a Given, whose text writes out its numbers.
 
     >>> literal(np.array([[True, False]])).text
     'np.array([[True, False]])'
@@ -60,7 +60,7 @@ def literal(array: NDArray) -> Given:
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of a framework's own class (such as a cache), and a Python expression for it."""
+    """A value of a framework's own class (such as a cache), and a Python expression (`text`) that gives it."""
 
     value: Any
     text: str

@@ -37,9 +37,9 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that calls `both`, which returns (model, inputs), and returns the model alone.
+    """A function that returns the model from `both()`, whose result is (model, inputs).
 
-    Its attribute `inputs` has the inputs of the first call of `both`.
+    `inputs`: the inputs that an earlier call of `both` returned.
     """
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
@@ -54,7 +54,7 @@ class Live:
 
     Args:
         model: the model; a module of linen must be bound to its variables.
-        make: a function that makes another model like it, if there is one.
+        make: a function that makes another such model; None if there is no such function.
 
     Raises:
         SpecError: `model` is no such model or function, or its parameters have no numbers.
@@ -139,7 +139,7 @@ class Live:
         return sum(int(np.prod(shape)) for shape in self.shapes) > LARGE
 
     def fresh(self) -> Live:
-        """Return a Live with a copy of the model as it was before any call; this object if it can't be copied."""
+        """Return a Live with a copy of the model, without effects of earlier calls; `self` if it can't be copied."""
         if self.hooks is None or self.large or self.compiled is not None:
             return self
         try:
@@ -158,7 +158,7 @@ class Live:
         return self.make is not None and not self.large and self.compiled is None
 
     def another(self) -> Live:
-        """Return a newly made model, in inference mode; its parameters may have other numbers."""
+        """Return a new model from `make`, in inference mode; its parameters may have other numbers."""
         assert self.make is not None
         other = Live(self.make(), self.make)
         if other.framework == "torch" and other.hooks is not None:
@@ -175,7 +175,7 @@ class Live:
 
         Args:
             dtype: the dtype of the model's parameters and inputs in the context.
-            cast: whether parameters may be cast to `dtype` from another dtype of their own.
+            cast: whether parameters of another dtype may be cast to `dtype`.
         """
         if self.native is None:
             within: Any = nullcontext(self.asked)
@@ -239,7 +239,7 @@ class Live:
 
     @contextmanager
     def moved(self, by: float, seed: int) -> Iterator[None]:
-        """Return a context in which each number that modules return is multiplied at random by 1 + `by` or 1 - `by`."""
+        """Return a context where each number in modules' outputs is multiplied at random by 1 + `by` or 1 - `by`."""
         if self.hooks is None:
             yield
             return
@@ -267,7 +267,7 @@ class Live:
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """Return code lines that define `model` (from `named`), and `t` and `n`, which convert from and to NumPy."""
+        """Return code lines that define `model` (`named`: MODULE:NAME), `t` (from NumPy) and `n` (to NumPy arrays)."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:
@@ -307,10 +307,7 @@ def named_as(model: Any) -> str:
 
 
 def with_tensors(live: Live) -> Live | None:
-    """Return a Live that calls the function in `live` with PyTorch's tensors.
-
-    Return None if `live` is a model, or if PyTorch is not imported.
-    """
+    """Return a Live that calls the function in `live` with PyTorch's tensors; None for a model, or without PyTorch."""
     if live.hooks is not None or "torch" not in sys.modules:
         return None
     other = Live(live.model, live.make)

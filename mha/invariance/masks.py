@@ -33,8 +33,8 @@ class Mask:
         form: "keys" (B, Lk), "square" (Lq, Lk), "item" (B, Lq, Lk), "head" (B, 1, Lq, Lk), "key head" (B, 1, 1, Lk),
             or "lengths" (B,).
         dtype: bool, int64, or float64 for numbers that are added to the scores.
-        keeps: True if a true value keeps a key, False if it hides the key.
-        idle: whether calls showed that the mask changes nothing.
+        keeps: True if a true value in the mask keeps a key; False if a true value hides the key.
+        idle: whether calls showed that the mask changes no output.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Mask:
     idle: bool = False
 
     def of(self, allowed: NDArray) -> Given:
-        """Return the argument for `allowed`, bool (B, Lq, Lk), True = may attend.
+        """Return the argument's value for `allowed`, bool (B, Lq, Lk), True where a query may attend to a key.
 
-        A mask without an axis of queries is taken from the row of the last query.
+        A mask without an axis of queries gets the keys that the last query may attend to.
 
         >>> Mask("m", "keys", "int64", True).of(np.tri(3, dtype=bool)[None])
         Given(array=array([[1, 1, 1]]), text="np.ones((1, 3), 'int64')")

@@ -21,12 +21,12 @@ class Result:
 
     Attributes:
         id, group, sentence: the relation.
-        status: the verdict; "known" if it is broken in a way that the table of deviations lists.
-        reason: why it was not tested, or the id of the known deviation; else "".
-        apart: how far the results of the two calls are apart; None if it was not tested.
-        size: the size of the smallest inputs that show the fault; the size of all inputs if the relation holds.
+        status: the verdict; "known" if the relation is broken in a way that the table of known deviations lists.
+        reason: why the relation was not tested, or the id of the known deviation; else "".
+        apart: how far the results of the two calls are apart; None if no call was made.
+        size: the size of the smallest inputs that break the relation; if it holds, the size of the whole inputs.
         code: the two calls as code to paste; "" if the relation holds.
-        seconds: how long it took.
+        seconds: duration of the test.
     """
 
     id: str
@@ -72,8 +72,8 @@ class Report:
 
     Attributes:
         name: the model's class.
-        framework: the framework of the arrays that it was given.
-        results: one for each relation, in the order of the table.
+        framework: the framework of the arrays that the model was given.
+        results: one for each relation, in the order of `mha.invariance.run.table`.
         allowance: how far apart the results of two calls may be.
         found: lines on what was found out about the model, such as its masks and its cache.
     """
@@ -94,12 +94,12 @@ class Report:
         return bool(self.of("holds")) and not self.of("broken")
 
     def assert_holds(self) -> None:
-        """Raise AssertionError, with the broken relations, if there are any; or if no relation could be tested."""
+        """Raise AssertionError, with the report, if a relation is broken or no relation could be tested."""
         if not self.holds:
             raise AssertionError("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """Return the report in lines: broken relations with their code, then known ones, those that hold, the rest."""
+        """Return lines on relations: broken ones with code, known deviations, those that hold, and untested ones."""
         broken, held, known = self.of("broken"), self.of("holds"), self.of("known")
         said = [f"{self.name} ({self.framework}; {'; '.join(self.found)})", f"Allowed: {self.allowance.said}"]
         shown: set[str] = set()

@@ -59,8 +59,8 @@ def invariants(
     Args:
         model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
             arrays.
-        inputs: what it is called with, by the argument's name or in order; the first has shape (batch, length, ...).
-            Default: inputs that are made from its signature and its config.
+        inputs: the model's arguments, by name or in order; the first one has shape (batch, length, ...).
+            Default: inputs that are made from the model's signature and config.
         make: a function without arguments that made the model, for the code that is printed.
         step: a function `step(tokens, state)` that returns (output, state); the first state is None.
         causal: whether the model is causal. Default: judged by its attributes and its outputs.
@@ -94,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return all relations to test on a model; one on masks (or switches) is there for each argument of that kind."""
+    """Return all relations to test on a model; those on masks (or switches) once for each argument of that kind."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]
@@ -277,7 +277,7 @@ KNOWN = {
 
 
 def known_deviation(relation: Relation, known: Known) -> str | None:
-    """Return the id of a known deviation of this model's package that breaks a relation; None if none does."""
+    """Return the id of the known deviation by which this model's package breaks a relation; None if there is none."""
     package, id = KNOWN.get(relation.id, ("", ""))
     own = f"{type(known.live.asked).__module__}."
     if not id or not own.startswith(f"{package}."):
@@ -307,7 +307,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): at [i, j] the change of output i when input j changes, relative to the largest output."""
+    """Return (L, L): [i, j] is (change of output i if input j changes) / (largest output). `more`: more arguments."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -337,7 +337,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Return whether `found`, a result of `influence`, is of a causal model: later tokens change few outputs.
+    """Return whether `found`, a result of `influence`, is that of a causal model: inputs change few earlier outputs.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)
@@ -353,7 +353,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return the names of (an argument that makes calls causal, one that should but does not), or None for each."""
+    """Return (argument that makes calls causal, argument that should but does not): two names, each may be None."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

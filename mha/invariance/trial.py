@@ -23,7 +23,7 @@ class CantBeAsked(SpecError):
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a trial's inputs.
+    """A size of a trial's inputs.
 
     Attributes:
         batch, length: the number of items, and of positions in each item.
@@ -83,7 +83,10 @@ class Template:
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer to a call: output `raw`, `arrays` in it by key path, the main array `out`, its name `text`."""
+    """The output of a call: `raw` as the model returned it, `arrays` in it by key path, and the main array `out`.
+
+    `text`: the name of the output in the printed code.
+    """
 
     raw: Any
     arrays: Mapping[Place, Any]
@@ -96,10 +99,10 @@ class Trial:
 
     Args:
         live: the model.
-        run: the function of arrays that calls it, from `live.running`.
-        template: how it is called.
+        run: the function of arrays that calls the model, from `live.running`.
+        template: how the model is called.
         size: the size of the inputs.
-        kept: a cache of answers of earlier trials, which `once` uses.
+        kept: a cache of outputs of earlier trials, for `once`; None if there is none.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return name -> input sequence: positions `start` to `stop` of `items`. Default: all of the trial's size."""
+        """Return name -> input sequence, cut to positions [start:stop] and batch `items`. Default: `self.size`."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
@@ -129,7 +132,7 @@ class Trial:
         return found
 
     def other(self, x: Mapping[str, Given], start: int, stop: int | None = None) -> dict[str, Given]:
-        """Return copies of the sequences `x` with other content at positions `start` to `stop`."""
+        """Return copies of the sequences `x` with changed numbers at positions [start:stop]."""
         axis = self.template.axes[1]
         done: dict[str, Given] = {}
         for name, one in x.items():
@@ -155,9 +158,9 @@ class Trial:
         return every[(np.searchsorted(every, ids) + 1 + len(every) // 2) % len(every)] if len(every) > 1 else ids
 
     def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
-        """Return the model's answer to the sequences `x`, the arguments `more`, and the template's further arguments.
+        """Return the model's output for the sequences `x`, the arguments `more`, and the template's further arguments.
 
-        With `by`, that function is called in place of the model; its name in the code is `text`.
+        If `by` is given, this function is called in place of the model; its name in the code is `text`.
         """
         fixed = self.beside(x, more or ())
         try:
@@ -186,7 +189,7 @@ class Trial:
         """Return the template's further arguments, cut to the sequences' size; those named in `more` are not cut.
 
         Raises:
-            CantBeAsked: the sequences begin after position 0, and it is unknown which part of a mask is theirs.
+            CantBeAsked: the sequences begin after position 0, and it is unknown which part of a mask fits them.
         """
         first, start = self._starts.get(next(iter(x.values())).text, (0, 0))
         size, found = self._size_of(x), dict[str, Any]()
@@ -222,7 +225,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Return the answer to exactly these arguments, of the model or of the function `by` (`text` in the code)."""
+        """Return what the model, or the function `by` (named `text` in the code), returns for these arguments only."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"

@@ -105,7 +105,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """Return the results that the learner's function would give with `steps` in place of the right steps."""
+        """Return the function's results if `steps` (step name -> function of earlier results) replace right steps."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
@@ -125,5 +125,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, for bool arrays too; 0 where both are NaN or the same inf, inf where only one is."""
+    """Return |array - wanted|, also of bool arrays. Two NaN or two equal infs give 0; a NaN or inf alone gives inf."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

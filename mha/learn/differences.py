@@ -52,13 +52,13 @@ class Pair:
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
-        """Return letter -> size, such as "L" -> 5, of all axes longer than 1 of the array and of the arguments."""
+        """Return letter -> size, such as "L" -> 5, for the axes of array and arguments; size 1 is left out."""
         letters = letters_of(self.value, self.right.ndim)
         found = sizes_of(self.arguments, self.place) | dict(zip(letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
 
     def is_near(self, other: NDArray) -> bool:
-        """Return whether the returned array is nearly `other`; a mask must equal it."""
+        """Return whether the learner's array equals `other` but for rounding; a mask must equal it exactly."""
         if self.is_bool:
             return bool((self.made == other).all())
         return bool((distance(self.made, np.asarray(other)) <= NEAR * self.scale).all())
@@ -88,7 +88,7 @@ def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list
 
 
 def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return how all answers follow from the right ones, such as "it is the right one times 1 / L"; "" if unknown."""
+    """Return in words how to compute the answers of all cases from the right ones (such as "times 2"), or ""."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         if not pairs:
@@ -193,7 +193,7 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
 
 
 def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence that says where the wrong numbers are, if one is true of all cases; else ""."""
+    """Return a sentence that says for all cases where the wrong numbers are; "" if no sentence holds for all."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()

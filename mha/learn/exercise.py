@@ -23,9 +23,9 @@ class Value:
 
     Attributes:
         name: its name in the signature and in messages.
-        about: its dtype and shape, in the words of the docstring.
-        source: the name of the reference's step whose result it is; or a function that reads it from the results of
-            all steps. Default: no step.
+        about: its dtype and shape, as text for the exercise's docstring.
+        source: the name of the reference's step that gives the value, or a function that reads the value from the
+            results of all steps. Default: no step.
         part: a function that takes the needed part of the step's result. Default: all of it.
     """
 
@@ -49,7 +49,7 @@ class Exercise:
         track: the folder of its file.
         task: what to write, in a sentence or two.
         arguments: the function's arguments.
-        rules: ids of the rules of the definition that the exercise is about.
+        rules: ids of the rules of attention (in `mha_core.reference.rules`) that the exercise is about.
         advice: the text of a hint if no mistake can be named, in the words of the lessons. Default: the rules.
         dialect: the framework that the function is written in.
     """
@@ -90,12 +90,12 @@ class StepExercise(Exercise):
     Args:
         returned: the arrays that the function returns.
         covers: the steps that the function does, in their order. Default: those whose results it returns.
-        cases: the test cases, the easiest first: ids of the table of cases, or new cases.
-        tiny: cases that can be followed by hand. If no bug explains a wrong answer, the hint shows one that fails.
+        cases: the test cases, the easiest first: ids of cases in the test suite, or new cases.
+        tiny: cases that can be followed by hand. The hint shows a failing one if no bug explains a wrong answer.
         also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
         never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
-        drawn: a function: a number -> a new case. A file that is right in all cases is judged by such a case too, so
-            that a table of answers does not pass. Default: the first case with other numbers.
+        drawn: a function: a seed -> a new case. A file must be right in such a case too, so that a table of answers
+            does not pass. Default: the first case with other numbers.
         source: the name of the exercise that this one translates; "" if it is no translation.
         function_name: the name of the function. Default: that of the exercise.
     """
@@ -117,7 +117,7 @@ class StepExercise(Exercise):
 
     @property
     def broadcasts(self) -> bool:
-        """Return whether the answer is a mask. A mask may have any shape that broadcasts to the required shape."""
+        """Return whether any shape that broadcasts to the right one is accepted, as it is if the answer is a mask."""
         return self.covers == ("allowed",)
 
     @property
@@ -172,10 +172,10 @@ class LayerExercise(Exercise):
     Args:
         subject: the name of the function or class in the file.
         first: the ids of the cases that come first; the others follow if these are right.
-        own: further cases, which are not in the table of cases.
-        alone: whether there are no cases but `first` and `own`.
+        own: further cases, which are not in the test suite.
+        alone: whether `first` and `own` are the only cases.
         has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
-        code: the code that its file begins with.
+        code: the code at the beginning of the exercise's file.
         tiny: a call that can be followed by hand; the file shows its numbers.
         returned: the arrays that a call returns.
     """
@@ -220,7 +220,7 @@ class NumbersExercise(Exercise):
 
     Args:
         intervals: the calls, each with the interval of its result. The file shows the first one.
-        drawn: a function that makes further intervals from a number.
+        drawn: a function: a number -> further calls with their intervals.
         mistakes: (a sentence on a mistake, a function: arguments of a call -> the approximate result of the mistake).
     """
 
@@ -229,7 +229,7 @@ class NumbersExercise(Exercise):
     mistakes: tuple[tuple[str, Callable[..., float]], ...] = ()
 
     def explained(self, numbers: Sequence[float], calls: Sequence[Interval]) -> str:
-        """Return the sentence on the mistake whose results in `calls` are close to `numbers`; "" if there is none."""
+        """Return the sentence on a mistake that gives about `numbers` (the learner's results) in `calls`, or ""."""
         for words, about in self.mistakes:
             beside = [(number, about(*call.arguments), call) for number, call in zip(numbers, calls, strict=True)]
             if all(abs(n / made - 1.0) <= (call.high - call.low) / (call.high + call.low) for n, made, call in beside):

@@ -23,7 +23,7 @@ TRACKS = {
 
 @cache
 def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exercise, ...]:
-    """Return every exercise. Translations are left out if they are into other frameworks than these.
+    """Return every exercise. Of the translations, only those into these frameworks are returned.
 
     >>> [exercise.name for exercise in all_exercises(("numpy",))][:3]
     ['project', 'split', 'merge']
@@ -78,7 +78,7 @@ def in_order(one: Exercise) -> tuple[int, int, int, int]:
 
 
 def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercise]:
-    """Return the exercises that are in the tracks `only`, in order; "course" counts as a track.
+    """Return the exercises in the tracks `only`: first those of the course, then track by track. "course" is a track.
 
     >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
     ['cut-heads', 'head-importance']

@@ -95,7 +95,7 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Return the mean cosine similarity of the layer's outputs with all heads and without the least important heads.
+    """Return the mean cosine similarity between outputs with all heads and outputs without the least important heads.
 
     The mean is taken over words, and over the numbers of removed heads in REMOVED.
     """
@@ -129,7 +129,7 @@ def _masked(problem: Problem, kept: Collection[int]) -> Problem:
 
 
 def brought(one: Trained) -> NDArray:
-    """Return (H, B, L, Do): the part of the output that each head contributes in the call `measured`."""
+    """Return (H, B, L, Do): the part of the output that each head contributes in the call `one.measured`."""
     problem = one.measured
     heads = reference.run_state(problem.config, problem.weights, problem.inputs)["heads"]
     blocks = np.stack(np.split(problem.weights["out_proj.weight"], problem.config.num_heads, axis=1))
@@ -146,7 +146,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return a score of head importances (H,), one array for each layer: 0 is random, 1 is as good as `left_out`."""
+    """Return a score of `importances`, (H,) for each layer: 0 is random, 1 is as good as trying without each head."""
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))
@@ -175,7 +175,7 @@ def cut_calls() -> tuple[tuple[Any, ...], ...]:
 
 
 def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
-    """Return what is wrong with the weights of a layer after some heads were removed, in words; "" if nothing is."""
+    """Return what is wrong with `weights`, a learner's answer to `cut_calls()[number]`; "" if nothing is."""
     problem, kept = trained()[0].measured, KEPT[number]
     config, right = _cut(problem, kept)
     wanted = answer(_masked(problem, kept), PRECISION)
@@ -223,7 +223,7 @@ MEANT: dict[str, Callable[[NDArray], NDArray]] = {
 
 
 def wrong_order(importances: Sequence[NDArray]) -> str:
-    """Return in words the mistake in importances that are not good enough, such as a reversed order; "" if unknown."""
+    """Return in words why importances, an array (H,) for each layer, are bad (such as a reversed order), or ""."""
     if any(np.ptp(scores) <= 1e-9 * np.abs(scores).max() for scores in importances):
         return "every head has the same number"
     for said, meant in MEANT.items():

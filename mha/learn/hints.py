@@ -56,7 +56,7 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """A hint: its text, and the next level with more to say (`deeper`); None if there is none."""
+    """A hint: its text, and the next level that says more (`deeper`, None if no level does)."""
 
     text: str
     deeper: int | None
@@ -83,7 +83,7 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
 
 
 def solved(exercise: Exercise, framework: str) -> str:
-    """Return a short right answer with its imports, and the same in `framework` if it is translated."""
+    """Return a short right answer with imports; then one in `framework`, if the exercise has a translation into it."""
     if isinstance(exercise, CatchExercise):
         return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
     shown = [exercise]
@@ -125,10 +125,10 @@ def mistake(verdict: Verdict, folder: Path) -> str:
 
 
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
-    """Return what is wrong with a step, in words; if that is unknown, the smallest case that fails, with its numbers.
+    """Return in words what is wrong with a learner's function; if unknown, the smallest case that fails, with numbers.
 
     A wrong shape or dtype is named first, then arguments without effect, then a cause that explains every case, then
-    the place of the wrong numbers. `folder`: where to run the learner's file again; None: it is not run again.
+    the place of the wrong numbers. `folder` has the learner's file, which is run again; `folder=None`: it is not.
     """
     answers = verdict.answers
     if verdict.form:
@@ -195,7 +195,7 @@ def _look_at(exercise: Exercise) -> str:
 
 
 def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
-    """Return explanations in words, each bug with its fix. Bugs that are in every explanation come first."""
+    """Return explanations (tuples of bugs) in words, with the fix of each bug. Bugs common to all come first."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:

@@ -129,7 +129,7 @@ def _number_of(path: str) -> int:
 
 
 def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
-    """Run the learner's file on some cases, in the process of its framework, and return its answers."""
+    """Run a learner's file on the cases `places`. Return an Attempt: the answers, and why there is no further one."""
     asked = Asked(
         path,
         exercise.function,
@@ -143,7 +143,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """Return the verdict on a function's answers. It names one mistake, and shapes and dtypes before numbers."""
+    """Return the Verdict on the answers `tried`; shapes come first. `there`: cases; default: those of `exercise`."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
@@ -167,7 +167,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
 
 
 def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
-    """Return the array, broadcast to the shape of `wanted` if the exercise accepts such shapes."""
+    """Return `array`, broadcast to the shape of `wanted` if the exercise accepts arrays that broadcast to it."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
             return np.broadcast_to(array, wanted.shape)
@@ -215,7 +215,7 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
 
 
 def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
-    """Return the index of the first row with a wrong element; () if none has one, or if a shape is wrong."""
+    """Return the index of the first row with a wrong element; () if there is no such row, or a shape is wrong."""
     for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return ()

@@ -49,7 +49,7 @@ class Change:
 
     Attributes:
         argument: the name of the argument.
-        what: the kind of change: ALL, GIVEN, BELOW, BEYOND, ROUNDED or MOVED.
+        what: which numbers change, and how much: the constant ALL, GIVEN, BELOW, BEYOND, ROUNDED or MOVED.
         number: the index of the case among the exercise's cases.
         place: the case with the changed argument and the right answer to it.
     """
@@ -62,7 +62,7 @@ class Change:
 
 @cache
 def changes(exercise: StepExercise) -> tuple[Change, ...]:
-    """Return a Change for every way to change one argument of one case so that the right answer is another."""
+    """Return every Change (a case with one argument changed) that also changes the right answer."""
     right, found = right_function(exercise), []
     for number, place in enumerate(bench(exercise).places):
         for index, (value, given) in enumerate(zip(exercise.arguments, place.arguments, strict=True)):
@@ -229,9 +229,9 @@ SOUGHT = -np.unique([*range(0, 100_000, 125), *_WRITTEN])
 
 
 def fills(exercise: StepExercise, run: Run) -> tuple[Candidate, ...]:
-    """Return (sentence, function) of two mistakes: a finite number replaces masked scores, or is added to them.
+    """Return (sentence, function) for two mistakes: a finite number replaces masked scores, or is added to them.
 
-    The number is measured: in a row of one allowed and one masked key, the ratio of the two weights tells it.
+    Each function makes its mistake. The number is computed from the learner's weights of a masked and an unmasked key.
     """
     if exercise.parameters != ("scores", "allowed") or exercise.covers != ("weights",):
         return ()

@@ -44,7 +44,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return name -> wrong step, for those steps of these bugs that the exercise asks for."""
+    """Return step name -> wrong function, for the steps of the exercise that one of the bugs changes."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -54,7 +54,7 @@ def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
 
 @cache
 def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
-    """Return a Mistake for every bug in the steps that the exercise asks for, if it changes the answer to a case."""
+    """Return a Mistake (a bug and its answers) for every bug that a learner may make and that changes some answer."""
     found = []
     there = bench(exercise)
     for bug in all_bugs():
@@ -87,8 +87,8 @@ class Found:
 
     Attributes:
         explanations: alternatives, each of one bug, or of two if no single bug explains all answers.
-        unknown: the number of wrong rows that are not explained, because two bugs of one step act there and can't be
-            run together. 0 if everything is explained.
+        unknown: the number of wrong rows that are not explained, because both bugs of a pair change the same step and
+            show there. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 
@@ -189,7 +189,7 @@ def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer], *, str
 
 
 def same(answer: Answer, other: Answer, place: Place) -> bool:
-    """Return whether the answer of a bug and the answer of a learner to a case are equal within rounding."""
+    """Return whether two answers to a case, a bug's and a learner's (`other`), are equal within rounding."""
     return all(
         one.shape == two.shape and bool(close(one, two, allowed).all())
         for one, two, allowed in zip(answer, other, place.allowed, strict=True)
@@ -217,8 +217,8 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """Return the sentences on mistakes that together explain all wrong rows; () if there are none.
 
-    A candidate is a sentence on a mistake, and a function that makes it. It counts if the learner's function returns
-    the same in every row where that function is wrong. Sentences that explain the most rows come first.
+    A candidate is a pair (sentence on a mistake, function with this mistake). Its sentence counts if the learner's
+    results equal the function's in each row in which the function is wrong. Sentences on the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]
@@ -243,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate whose function gives these answers, shapes too; "" if none does."""
+    """Return the sentence of the first candidate (sentence, function) whose function returns these `answers`, or ""."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

@@ -55,16 +55,16 @@ class Progress:
         return f"{self.right} of {len(self.verdicts)} right{minutes}: {tracks}"
 
     def next(self) -> Verdict | None:
-        """Return the first exercise that is begun but not right, else the first not begun; None if all are right."""
+        """Return the Verdict on the first exercise begun but not right, else the first not begun; None if all right."""
         left = [verdict for verdict in self.verdicts if verdict.status not in ("right", "can't run")]
         begun = [verdict for verdict in left if verdict.status != "to do"]
         return next(iter([*begun, *left]), None)
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """Return the exercise that is to follow `exercise`, among those not begun; None if there is none.
+    """Return the exercise to do after `exercise`, from those of `there` that are not begun; None if all are begun.
 
-    After an exercise of the course, or the class of a lesson, other exercises of the course come first.
+    After an exercise of the course, or one that writes a lesson's class, the course's exercises come first.
     """
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]

@@ -55,7 +55,7 @@ def rules_of(exercise: Exercise) -> str:
 
 
 def rule_of(id: str) -> str:
-    """Return the rule `id` in the words of the lessons; if no lesson has it, in the words of the definition."""
+    """Return the text of the rule `id`: as the lessons word it, or as the reference does if no lesson has it."""
     return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
@@ -88,14 +88,14 @@ def described(problem: Problem) -> str:
 
 
 def widths_of(problem: Problem) -> str:
-    """Return the widths of inputs of their own, such as "Dq=13 Dk=17 Dv=19 num_hiddens=12"; "" if all are one width."""
+    """Return the widths of inputs and layer, such as "Dq=13 Dk=17 Dv=19 num_hiddens=12"; "" if all are equal."""
     config = problem.config
     named = {"Dq": config.query_dim, "Dk": config.key_dim, "Dv": config.value_dim, "num_hiddens": config.embed_dim}
     return "" if len({*named.values()}) == 1 else " ".join(f"{name}={size}" for name, size in named.items())
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """Return a name for each axis of a value: its letter in `about` or, without one, its number as str."""
+    """Return a name for each of the value's axes: its letter in `value.about` or, without one, its number as str."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):
@@ -158,7 +158,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """Return a case as text: arguments, returned arrays and right arrays; of a large array only the row at `row`."""
+    """Return a case as text: arguments, returned and right arrays; of large arrays, only the row at index `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

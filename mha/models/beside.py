@@ -102,7 +102,7 @@ def heads_beside(source: Path) -> Callable[[str], int | None]:
 
 
 def of_other_file(source: Path) -> str:
-    """Return why the config beside a file of weights belongs to another file, in words; "" if it belongs to this one.
+    """Return in words why the config beside a file of weights belongs to another file; "" if it belongs to `source`.
 
     The config belongs to the files that transformers loads with it (`MODEL_FILES`, in any precision): the one file of
     the model or, if that is missing, the index and all its shards. If the folder has none of these, the config belongs
@@ -149,11 +149,11 @@ def _shards_of(index: Path) -> set[str]:
 
 
 def strange_files(folder: Path, model_type: str) -> dict[str, str]:
-    """Return name -> sentence for each file in a model's folder that may contradict its config.
+    """Return name -> sentence for each file in a model's folder that may contradict config.json.
 
     Args:
         folder: the folder; folders in it are not searched.
-        model_type: the `model_type` of its config, one of `mha.models.families.MODEL_TYPES`.
+        model_type: the `model_type` in config.json, one of `mha.models.families.MODEL_TYPES`.
     """
     own, shards = _own(folder)
     passed = (FILE, ADAPTER, *own, *shards)

@@ -33,7 +33,7 @@ class ModelConfig:
     Args:
         path: the file.
         content: the JSON object in it.
-        of_other_file: why the config does not belong to the file of weights that is read, in words; "" if it does.
+        of_other_file: in words, why the config belongs to another file than the weights; "" if it belongs to them.
     """
 
     path: Path
@@ -114,6 +114,6 @@ def contradiction(content: Mapping[str, Any]) -> str:
 
 
 def side_of(prefix: str) -> str | None:
-    """Return the part of a model, one of SIDES, that a layer's prefix names; None if it names none or both."""
+    """Return the one of SIDES ("encoder", "decoder") that a layer's prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None

@@ -47,7 +47,7 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 
 
 def is_decoder(model_type: Any) -> bool:
-    """Return whether models of this type are decoders that are read by their transformers classes, not by a Family.
+    """Return whether models of this type are decoders that `DecoderLayers` reads, by their classes in transformers.
 
     >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
     [True, True, False, False, False]
@@ -157,11 +157,9 @@ class DecoderLayers:
 
     @classmethod
     def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> DecoderLayers:
-        """Return the attention layers that a file holds, found by the names of its arrays.
+        """Return the attention layers that a file holds, found by the names of all its arrays.
 
-        Args:
-            names: the names of all arrays.
-            said: the content of the config.json beside it.
+        `said`: the content of the config.json beside the file.
 
         Raises:
             SpecError: `read_config` refuses the config; or a layer lacks arrays, or has arrays that the model lacks.
@@ -183,7 +181,7 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Return (config, canonical weights) of a layer, after a run of its module has shown that they describe it.
+        """Return (config, weights) of a layer, after a run of its transformers module has confirmed both.
 
         Args:
             arrays: name in the file -> array, of the layer and of the constants beside it.
@@ -219,7 +217,7 @@ class DecoderLayers:
             module.load_state_dict(before, assign=True, strict=False)
 
     def doubt(self, prefix: str, layouts: Iterable[str]) -> str:
-        """Return why the layer at `prefix` can't be read here by one of these layouts, in words; "" if it can."""
+        """Return in words why `read` can't read the layer at `prefix` in any of these `layouts`; "" if it can."""
         site = self.sites.get(prefix)
         if site is None:
             return f"the config has no place for a layer {prefix!r}"
@@ -297,7 +295,7 @@ def _parameters_without_numbers() -> Iterator[None]:
 
 
 def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[[str], bool]) -> DecoderLayers | str:
-    """Return the attention layers of the decoder in a file, or why its config can't give them.
+    """Return the attention layers of the decoder in a file; or, in words, why the config does not describe them.
 
     Args:
         config: the config beside the file; its `model_type` is that of a decoder.
@@ -317,7 +315,7 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
 
 
 def is_constant_name(name: str) -> bool:
-    """Return whether `name` is that of a constant, which older releases of transformers saved in a layer."""
+    """Return whether an array called `name` is a constant that older releases of transformers saved in a layer."""
     return name.endswith(tuple(f".{last}" for last in CONSTANTS))
 
 

@@ -39,12 +39,12 @@ class Family:
 
     Attributes:
         name: the family's name.
-        model_types: the `model_type` of their configs.
-        layouts: the layouts that their arrays may have.
-        where: a regular expression for the prefixes of its attention layers, with "." between names.
+        model_types: the `model_type` of the models' configs.
+        layouts: the layouts that the attention layers may have.
+        where: a regular expression for the prefixes of the attention layers, with "." between names.
         settings: the settings of a config that change the arithmetic, in words for the documentation.
-        scale: (config, prefix, head width) -> the factor of the scores; None: 1 / sqrt(head width).
-        causal: (config, prefix) -> whether the model calls this layer causally; None: no layer is called causally.
+        scale: (config, prefix, head width) -> the factor of the scores; None means 1 / sqrt(head width).
+        causal: (config, prefix) -> whether the model calls this layer causally; None means that no layer is causal.
         head_keys: the keys of a config from which the family's classes read the number of heads. "{side}" stands for
             "encoder" or "decoder", as the prefix says.
     """
@@ -149,9 +149,9 @@ class KnownLayer:
 
     Attributes:
         family: the model's family.
-        num_heads: H.
-        scale: the factor of the scores; None where it is 1 / sqrt(head width).
-        causal: whether the model calls it causally.
+        num_heads: the number of heads.
+        scale: the factor of the scores; None means 1 / sqrt(head width).
+        causal: whether the model calls the layer causally.
     """
 
     family: Family
@@ -161,14 +161,12 @@ class KnownLayer:
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
-    """Return the KnownLayer at `prefix`; or, in words, why the config does not tell what the layer computes.
+    """Return what the layer at `prefix` computes (KnownLayer); or, in words, why the config does not tell it.
 
-    Call `changed` first: if it returns a reason, the result of this function does not hold.
+    Call `changed` first: if it returns a reason, the result of `known_layer` is not valid.
 
     Args:
-        config: the model's config.
-        prefix: the layer's prefix.
-        layouts: names of the layouts that its arrays fit.
+        layouts: names of the layouts that the layer's arrays fit.
         rows, inputs: the sizes of its query projection: the width of all heads together, and the width of its input.
 
     Raises:
@@ -240,13 +238,12 @@ def where_in_words(family: Family) -> str:
 def changed(
     config: Mapping[str, Any], family: Family, folder: Path, is_left: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """Return in words what may change the family's arithmetic in a config or in its folder; "" if nothing does.
+    """Return in words what in a config or its folder may make a model compute something else; "" if nothing does.
 
     Args:
         config: the content of config.json; its `model_type` is one of the family's.
-        family: the family.
-        folder: the folder of the file.
-        is_left: name of a file in that folder -> whether the user ignores it (a pattern of `leave`).
+        folder: the folder of config.json.
+        is_left: name of a file in this folder -> whether the user ignores it (a pattern of `leave`).
     """
     strange = strange_setting(config, config["model_type"])
     if strange:

@@ -52,9 +52,9 @@ class KerasLayer:
 
     Attributes:
         layout: the layout of its arrays; "" if its class is not in keras.layers.
-        changed: the setting that changes what it computes compared to other layers of this layout; "" if there is none.
+        changed: in words, a setting by which it computes something else than other layers of this layout; "" if none.
         heads: (number of query heads, width of keys) in the config, to compare with the arrays; () if unknown.
-        causal: whether the model calls it with use_causal_mask; None if some of its calls do and others don't.
+        causal: whether the model calls it with use_causal_mask; None if only some of the calls do so.
     """
 
     layout: str
@@ -64,7 +64,7 @@ class KerasLayer:
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
-    """Return (dict: path of a layer's arrays -> KerasLayer; why other layers are missing, in words)."""
+    """Return (dict: path of a layer's arrays -> KerasLayer; in words, why a layer may be missing in the dict)."""
     try:
         with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:

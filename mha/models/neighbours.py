@@ -31,7 +31,7 @@ MOST_NAMED = 4
 
 
 class Neighbours:
-    """A list of array names, in which those that begin with a layer's prefix are found.
+    """A list of array names, with a search for names that begin with a layer's prefix.
 
     Args:
         names: the names of all arrays, in the file's order.
@@ -63,7 +63,7 @@ class Neighbours:
 
 
 def refuse_unknown(names: Sequence[str], prefix: str) -> None:
-    """Raise SpecError if there are `names` of unknown arrays in the layer at `prefix`; the message guesses meanings."""
+    """Raise SpecError if `names`, the unknown arrays in a layer, is not empty; the message guesses their meanings."""
     if not names:
         return
     options = " ".join(f"--leave '{shown(name)}'" for name in names[:MOST_NAMED])

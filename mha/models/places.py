@@ -105,7 +105,7 @@ def kind_of(name: str, of: str) -> Kind:
 
 
 def is_constant(name: str, entry: Entry) -> bool:
-    """Return whether a buffer has the numbers that transformers gives to its name: positions, or a causal mask."""
+    """Return whether the buffer `entry` holds what transformers saves under `name`: positions, or a causal mask."""
     last = _parts(name)[-1]
     if last == "position_ids":
         numbers = entry.load().reshape(-1)

@@ -21,7 +21,7 @@ Fits = Callable[[Any, Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Reviewed:
-    """A set of keys of a config that transformers' class lacks, but that change nothing in attention.
+    """A set of config keys that change nothing in attention, although transformers' config class lacks them.
 
     Attributes:
         keys: the keys, separated by spaces.

@@ -48,7 +48,7 @@ CROSS = ("crossattention", "encoder_attn")
 
 @dataclass(frozen=True)
 class Standing:
-    """A verdict on a layer: `word` is "proved", "known" or "moved" (not known); `causal`: whether calls are causal."""
+    """A verdict on a layer. `word`: "proved", "known" or "moved" (not known); `causal`: whether calls are causal."""
 
     word: str
     why: str
@@ -69,7 +69,7 @@ class LayerFacts:
         causal: whether the model calls the layer causally; None where that is unknown.
         left: names of arrays below its prefix that the user ignores (patterns of `leave`).
         strays: names of other arrays below its prefix that are not in its layout.
-        decoder: the DecoderLayers by which the layer is read; None for a layer of no decoder.
+        decoder: the DecoderLayers by which the layer is read; None if the layer is in no decoder.
     """
 
     known: str
@@ -136,7 +136,7 @@ class About:
         return self._facts(layer, "")[0].layout
 
     def facts(self, layer: FoundLayer, layout: str) -> LayerFacts:
-        """Return the facts about a layer of the file that is read by `layout`, the name of a layout.
+        """Return the facts about a layer of the file, if it is read by the layout of this name.
 
         Raises:
             SpecError: the files beside the file of weights contradict the layer.
@@ -300,7 +300,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """Return metadata for the written file, from which `mha convert` later reads if a layer is proved or known."""
+    """Return metadata for the written file, by which `mha convert` later knows the standing of each layer."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}
@@ -310,13 +310,12 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
 
 
 def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_heads: bool = False) -> SpecError:
-    """Return the SpecError for layers that are neither proved nor known. It says why, and which options would help.
+    """Return the SpecError for layers that are neither proved nor known; it says why, and which options would help.
 
     Args:
-        source: the file.
         unsettled: prefix of a layer -> why its arithmetic is not known.
         command: the command line that was given, which the message extends.
-        needs_heads: whether moving a layer needs --num-heads, because the file does not tell it.
+        needs_heads: whether moving a layer needs --num-heads, because the file does not tell the number.
     """
     moved = "--moved --num-heads H, since nothing here says how many there are" if needs_heads else "--moved"
     prefix, why = next(iter(unsettled.items()))

@@ -17,12 +17,12 @@ FILE = Path(__file__).with_name("table.json")
 
 @dataclass(frozen=True)
 class ModelType:
-    """A row of the table of `model_type`s: settings and array names of its classes in transformers.
+    """A row of the table of `model_type`s: settings and array names of transformers' classes for one `model_type`.
 
     Attributes:
-        config: the name of its config class.
+        config: the name of the config class.
         settings: the keys that this class takes or writes.
-        classes: the names of its model classes.
+        classes: the names of the model classes.
         prefixes: the prefixes, such as "bert", that the main model's arrays may have in a model with a head.
         body: the names of the main model's arrays, without such a prefix; "#" stands for a number.
         heads: the names of all other arrays. They belong to heads for tasks, such as classification.

@@ -18,10 +18,10 @@ class Native(ABC):
         imports: the import lines that its code needs.
         holder: the variable that holds the parameters after `make`.
         dtypes: the dtypes in which it computes on a CPU.
-        layers: patterns of its names in the tables of deviations.
-        lacks: concept (such as "padding") that it lacks -> what is missing.
+        layers: patterns of its names in the tables of known deviations.
+        lacks: concept (a topic, such as "padding") that it lacks -> what is missing.
         words: concept -> a sentence or two in addition to the code.
-        state: code for the concept "state". It may use the variables of `make`, and sets `output`.
+        state: code for the concept "state" (state and randomness). It may use variables of `make`; it sets `output`.
     """
 
     id: ClassVar[str]

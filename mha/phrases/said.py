@@ -59,7 +59,7 @@ class Mask:
     attend: bool = True
 
     def where(self, attend: bool) -> str:
-        """Return the code of a mask in which True means `attend`: this array, or its inverse by `~`."""
+        """Return the mask's code with True for "may attend" if `attend`, else for "ignore"; `~` inverts it."""
         if attend is self.attend:
             return self.text
         tree = _tree(self.text)
@@ -105,7 +105,7 @@ class Lack:
     Attributes:
         words: what is missing, and what to use in its place.
         shown_by: a Python expression that is True if the installed release lacks the concept. It may call `names`
-            (a callable -> names of its arguments) and `before` ((package, release) -> whether an older is installed).
+            (callable -> names of its arguments) and `before` ((package, release) -> whether an older one is installed).
     """
 
     words: str
@@ -114,11 +114,11 @@ class Lack:
 
 @dataclass(frozen=True)
 class Held:
-    """A piece of code that reads a layer's parameters into NumPy arrays q, k, v, o, q_bias, ..., or writes these.
+    """A piece of code that reads a layer's parameters into NumPy arrays q, k, v, o, q_bias, ..., or writes them.
 
     Attributes:
         lines: the lines of code.
-        axes: name of an array -> its axes in this framework, such as "(h d) i": see `moving`.
+        axes: name of an array -> its axes in this framework; "(h d) i" stands for shape (H * d, inputs).
     """
 
     lines: tuple[str, ...]

@@ -87,7 +87,7 @@ def _others() -> list[str]:
 
 
 def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = ("old", "new")) -> list[str]:
-    r"""Return the lines of code that read the parameters of one layer, reshape them, and write them into the other.
+    r"""Return code that reads a layer's parameters, reshapes them, and writes them. `names`: variables of both layers.
 
     >>> print("\n".join(carried(find("linen"), find("nnx"), Making())[:2]))
     params = old['params']
@@ -104,7 +104,7 @@ def common(old: Native, new: Native, making: Making) -> Making:
 
 
 def warnings_of(native: Native, concept: str) -> list[Deviation]:
-    """Return the known deviations of a layer from the rules of a concept, each once."""
+    """Return the known deviations of a layer that concern a concept (a topic, such as "padding"), each once."""
     found: dict[str, Deviation] = {}
     reasons: set[tuple[str, str]] = set()
     for entry in deviations_of(native):
@@ -115,7 +115,7 @@ def warnings_of(native: Native, concept: str) -> list[Deviation]:
 
 
 def deviations_of(native: Native) -> Sequence[Deviation]:
-    """Return all known deviations of this layer from the definition, as the tables list them."""
+    """Return all known deviations of this layer from this project's definition of attention."""
     return [entry for entry in load().entries if any(fnmatchcase(entry.subject, pattern) for pattern in native.layers)]
 
 

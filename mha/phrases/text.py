@@ -33,7 +33,7 @@ def recorded() -> dict[str, Any]:
 
 
 def verdict(found: Mapping[str, Sequence[float]]) -> str:
-    """Return in words how near a layer's results are to the definition's. `found`: dtype -> (error / allowed, error).
+    """Return in words how far a layer is from the reference. `found`: dtype -> (error / allowed error, error).
 
     >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
     'equal in float32, off by 2e-08 in float64'
@@ -44,13 +44,13 @@ def verdict(found: Mapping[str, Sequence[float]]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """Return `verdict` for a framework's layer and one concept; "" if that was not measured."""
+    """Return in words how far the result of a concept's code is from the reference; "" if this was not measured."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """Return the concepts with these names, or with these words in their headings; all concepts if none is given.
+    """Return the concepts (topics of the phrase book) with these names or words in their headings; all if none given.
 
     Raises:
         SpecError: there is no such concept.
@@ -72,7 +72,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """Return the lines of code of a framework's attention for one concept; [] if there are none."""
+    """Return lines of code that show a concept, such as "padding", in a framework's attention; [] if there are none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -85,7 +85,10 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return words to add to the code for a concept; if the framework lacks the concept, words on what is missing."""
+    """Return the text that is printed with the code for a concept, such as "padding"; "" for no text.
+
+    If the framework lacks the concept, the text says what is missing.
+    """
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -99,7 +102,7 @@ def listing() -> Iterator[str]:
 
 
 def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
-    """Yield lines that show two frameworks' attention, concept by concept, and the code that moves parameters."""
+    """Yield lines that show the concepts `asked` (if empty: all) in two frameworks, and code that moves parameters."""
     concepts = concepts_of(asked)
     yield f"{old.path} -> {new.path}"
     yield f"Arrays: {ARRAYS}"
@@ -127,7 +130,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """Yield the lines of code that move the parameters, and a line on the error that was measured after it."""
+    """Yield the lines of code that move parameters from `old` to `new`, and a line on the resulting layer's error."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"
@@ -137,7 +140,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield a line for each known deviation; if the package is installed, only for those of the installed version."""
+    """Yield a line, indented by `margin`, for each known deviation, except those of versions that are not installed."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

@@ -41,8 +41,8 @@ class LoadedArrays:
     """A record of which array in a file each parameter of a loaded model comes from.
 
     Attributes:
-        held: name of a parameter -> name of the array in the file from which it was cast. For a parameter that joins
-            several arrays: the name of each of these arrays -> itself.
+        held: name of a parameter -> name of the array in the file from which it was cast. If a parameter joins several
+            arrays, there is an entry for each of these arrays: key and value are the array's name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
         left: names of the arrays and files that the user said to ignore.
@@ -92,13 +92,12 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Return the LoadedArrays of an encoder, after checking that its parameters equal the arrays in its files.
+    """Return which arrays an encoder's parameters come from, after checking that the numbers are equal.
 
     Args:
-        model: the model.
         files: name of an array -> the file that holds it.
         folder: the model's folder.
-        leave: patterns for names to ignore: of arrays that the model lacks, and of files.
+        leave: patterns of names to ignore: of arrays that the model lacks, and of files.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is missing in the files, is there twice, or has other
@@ -145,10 +144,9 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
 
 
 def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Return the LoadedArrays of a decoder, after checking that its parameters equal the arrays in its files.
+    """Return which arrays a decoder's parameters come from, after checking that the numbers are equal.
 
-    Args:
-        model, files, folder, leave: as for `check_arrays`.
+    Arguments: as for `check_arrays`.
 
     Raises:
         SpecError: a parameter is missing in the files, is there twice, or has other numbers; the files have an array

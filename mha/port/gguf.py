@@ -62,7 +62,7 @@ def read_once() -> Iterator[None]:
 
 
 def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
-    """Return the transformers model in a GGUF file, in evaluation mode, and its LoadedArrays.
+    """Return (the transformers model in a GGUF file, in evaluation mode; its LoadedArrays: where parameters come from).
 
     Raises:
         SpecError: the file is no GGUF file, is not of a Llama, or its arrays are not exactly those of a Llama.
@@ -105,7 +105,7 @@ def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
 
 
 def in_halves(rows: NDArray, head_dim: int) -> NDArray:
-    """Return the rows (heads * d, in) of a projection, reordered: rotary pairs (2 k, 2 k + 1) become (k, k + d / 2)."""
+    """Return `rows` (heads * d, in) reordered in each head: rows 2 k and 2 k + 1 move to k and k + d / 2."""
     order = order_of_channels(Rotary(width=head_dim), head_dim, interleaved=False)
     return rows.reshape(-1, head_dim, rows.shape[-1])[:, order].reshape(rows.shape)
 

@@ -76,7 +76,7 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
 
 @contextmanager
 def safetensors_of(folder: Path) -> Iterator[Path]:
-    """Return a context whose value is a folder with safetensors: `folder`, or a temporary one made from its pickle.
+    """Return a context whose value is a folder with safetensors: `folder`, or a temporary copy if it has a pickle.
 
     The pickle is read as `mha convert` reads it: no code in it is run.
     """
@@ -105,7 +105,6 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
         auto: the class that loads it, such as AutoModel.
         folder: the model's folder, for messages.
         weights: the folder that is read: `folder`, or a copy of it with safetensors.
-        dtype: the dtype of the model.
 
     Raises:
         SpecError: the model can't be loaded.
@@ -126,13 +125,13 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """Raise SpecError if `names` is not empty: the parameters that are missing in the file, and so random."""
+    """Raise SpecError if `names` is not empty: the names of parameters that are random because the file lacks them."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 
 
 def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
-    """Return the transformers tokenizer in a folder. None if there is none and `needed` is False.
+    """Return the transformers tokenizer in a folder; None if the folder has none and `needed` is False.
 
     Raises:
         SpecError: the tokenizer can't be read, or has no vocabulary file.
@@ -190,7 +189,7 @@ def find_folder(name: str) -> Path:
 
 @contextmanager
 def no_logging() -> Iterator[None]:
-    """Return a context without warnings and progress bars of transformers; the settings are restored afterwards."""
+    """Return a context in which transformers shows no warnings and progress bars; settings are restored afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -51,13 +51,13 @@ DECODER_CLASSES = ("ForCausalLM", "LMHeadModel")
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A live model, with its tokenizer if it has one.
+    """A model in memory, with its tokenizer if it has one.
 
     Attributes:
         name: the name that the user gave.
         model: a PyTorch module of transformers, in evaluation mode.
         tokenizer: its tokenizer; None for a model that takes arrays instead of texts.
-        arrays: the arrays of its files that its parameters come from; None for a live model, which has no files.
+        arrays: which arrays of its files the parameters come from; None if it was not loaded from files.
         outputs: what `run` returns: EMBEDDINGS, LOGITS or OUTPUTS.
     """
 
@@ -116,7 +116,7 @@ class TrainedModel:
                 )
 
     def given(self, arrays: Mapping[str, NDArray]) -> Mapping[str, Any]:
-        """Return `arrays` as tensors for the model's arguments, floats in its dtype. SpecError for an unknown name."""
+        """Return `arrays` as tensors for the model, with floats in the model's dtype. SpecError for an unknown name."""
         import torch
 
         names = self._arguments()
@@ -180,7 +180,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """Return each text's continuation by the model: `tokens` times the likeliest next token, with a cache."""
+        """Return the model's continuation of each text by `tokens` tokens, each the likeliest one, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -212,18 +212,15 @@ def _flat(output: Any, padding: Any) -> NDArray[np.float64]:
 
 
 def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> TrainedModel:
-    """Return the model called `name` in PACKAGED or DECODERS, or that in the local folder `name`. Downloads nothing.
+    """Return the model called `name` in PACKAGED or DECODERS, or the model in the local folder `name`; no downloads.
 
-    Args:
-        name: the name of the model or the folder.
-        dtype: the dtype of the model.
-        leave: patterns of names to ignore: of arrays that the model does not have, and of other files.
+    `leave`: patterns of names to ignore: of arrays that the model does not have, and of other files.
 
     Raises:
         NotInstalled: a package that it needs is not installed.
         SpecError: there is no such model; it computes something else than its class does (code of its own, an adapter,
-            settings that transformers ignores); or an array in its files is missing, surplus, of another shape, or not
-            what was loaded.
+            settings that transformers ignores); or an array in its files is missing, surplus, of another shape, or
+            differs from the loaded parameter.
     """
     if name in DECODERS:
         return _packaged_decoder(name, dtype)
@@ -276,9 +273,7 @@ def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
     transformers silently ignores all settings that its own class does not know: code that the folder names, another
     kind of positions, another arithmetic. With such a setting, the loaded model is not the one that was trained.
 
-    Args:
-        folder: the folder.
-        leave: patterns of the names of files in it to ignore.
+    `leave`: patterns of names of files to ignore in this folder.
     """
     content, file = content_of(folder), folder / FILE
     if not is_encoder(content):
@@ -305,7 +300,7 @@ def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
 
 
 def content_of(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json. SpecError if there is none, or it names no model."""
+    """Return the content of a folder's config.json. SpecError if there is no such file, or no `model_type` in it."""
     content = _json(folder / FILE)
     if not (folder / FILE).is_file():
         there = sorted(weights_in(os.listdir(folder), SUFFIXES)) if folder.is_dir() else []
@@ -357,7 +352,7 @@ def find_decoder(name: str) -> Path:
 
 
 def check_named(name: str, leave: Collection[str] = ()) -> None:
-    """Raise SpecError or NotInstalled if the model `name` can't be loaded, before anything is imported."""
+    """Raise SpecError or NotInstalled if files show that the model `name` can't be loaded. No framework is imported."""
     if name in DECODERS:
         find_decoder(name)
     else:
@@ -365,7 +360,7 @@ def check_named(name: str, leave: Collection[str] = ()) -> None:
 
 
 def live_model(model: Any, name: str, dtype: str = "float32") -> TrainedModel:
-    """Return a live model, which takes arrays, in `dtype`. SpecError if it is no module of PyTorch."""
+    """Return `model`, cast to `dtype`, as a TrainedModel that takes arrays. SpecError if it is no PyTorch module."""
     import torch
 
     if not isinstance(model, torch.nn.Module):

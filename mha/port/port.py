@@ -64,7 +64,7 @@ class LayerResult:
 
     Attributes:
         layer: the name of the module that makes the call, with a number if it makes several.
-        by: what computed it: ORIGINAL, or the name of a backend.
+        by: what computed the call: ORIGINAL, or the name of a backend.
         equal: whether every intermediate array (scores, weights, ...) is within its bound.
         ratio: the largest error / allowed error in these arrays.
         error: largest difference of the output from the reference.
@@ -108,21 +108,21 @@ class EmbeddingResult:
 
 @dataclass(frozen=True)
 class PortReport:
-    """The result of `port`.
+    """A report by `port` on a model that ran with each backend's attention.
 
     Attributes:
         tokens: the number of tokens of each text; () if arrays were given.
-        arrays: where each parameter of the model comes from, and which arrays of its files were ignored; None for a
-            live model.
+        arrays: where each parameter of the model comes from, and which arrays of its files were ignored; None if it was
+            not loaded from files.
         coverage: which of the modules that look like attention made calls that were recorded.
         unread: name of a module -> why its attention function could not be replaced by a backend's.
         rows_without_key: how many queries are fully masked, and so not compared in the model's own calls.
         failed: name of a backend -> why it computed nothing.
-        diagnoses: ORIGINAL or backend, if its numbers differ -> the first wrong array and the bug that explains it.
+        diagnoses: ORIGINAL or a backend with wrong numbers -> the first wrong array and the bug that explains it.
         versions: ORIGINAL or backend -> package -> version.
         unseen: bugs that would not have changed these calls noticeably; None if they were not looked for.
-        outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
-        continued: ORIGINAL or backend -> the continuation of each text with it; empty for an encoder.
+        outputs: what the model returns, in words: sentence embeddings, logits of the last token, or outputs.
+        continued: ORIGINAL or backend -> the model's continuation of each text with this attention; {} for an encoder.
         interrupted: whether the user ended the run before the report was complete.
     """
 
@@ -223,14 +223,14 @@ def port(
 ) -> PortReport:
     """Return a report on a model that runs on texts or arrays with each backend's attention in place of its own.
 
-    If the user interrupts it after the model's own calls are judged, the report has what was done so far.
+    If the user interrupts the run after the model's own calls were compared, the report has what was done so far.
 
     Args:
         trained: the model, loaded in `dtype`.
         given: texts, or arrays by the names of the model's arguments.
         backends: the backends that compute, on the CPU.
         dtype: the dtype in which model and backends compute.
-        strict: whether a module that looks like attention, but whose calls are not seen, is an error.
+        strict: True to raise SpecError if the calls of a module that looks like attention were not recorded.
         unseen: whether to search for known bugs that would not have changed these outputs noticeably.
         progress: called with a text on the current step.
         verdicts: called with a line on the model's own result, then with one on each backend's.

@@ -76,7 +76,7 @@ def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
 
 
 def layer_table(report: PortReport) -> Table:
-    """Return a rich Table: a row for each layer, a column for the model's own module and for each backend."""
+    """Return a rich Table of error / allowed error: rows are layers, columns the model's own attention and backends."""
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = list(dict.fromkeys(result.by for result in report.layers))
     table = _table("", *columns)
@@ -117,7 +117,7 @@ def verdict(report: PortReport) -> str:
 
 
 def continued_lines(report: PortReport) -> list[str]:
-    """Return lines with the text that the model generates after each text, and the backends that generate the same."""
+    """Return lines with each text, the model's continuation, and the backends with which it is the same."""
     if not report.continued:
         return []
     own = report.continued[ORIGINAL]

@@ -20,7 +20,7 @@ _TURN = re.compile(r"rotary|rotate|rope(?![a-z])", re.IGNORECASE)
 
 
 def between(layer: Any, inside: Iterable[tuple[str, Any]]) -> str:
-    """Return in words which query-key norms and rotary positions a layer has; "" for none.
+    """Return in words the query-key norms and rotary positions of a layer; "" for none. `inside`: (name, submodule).
 
     >>> class Layer:
     ...     def forward(self, x):

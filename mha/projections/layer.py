@@ -40,16 +40,16 @@ class Parts(Protocol):
     """A protocol: the framework's functions that are needed to read a layer by its projections."""
 
     def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """Return (name, module) of all modules inside; names are relative to this one."""
+        """Return (name, submodule) of all submodules; names are relative to `module`."""
 
     def projects(self, module: Any) -> bool:
         """Return whether a module is a linear layer, so that `matrix_of` can read its matrix."""
 
     def matrix_of(self, module: Any) -> tuple[Any, Any]:
-        """Return the matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
+        """Return (matrix of shape (out, in), bias or None) of a projection, as arrays of the framework."""
 
     def as_array(self, value: Any) -> tuple[NDArray, str] | None:
-        """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
+        """Return (NumPy copy of an array, name of its dtype); None if `value` is no array."""
 
 
 LIKE_MASK = re.compile("mask|pad|bias|valid|len", re.IGNORECASE)
@@ -69,7 +69,7 @@ class Part:
     calls: list[tuple[Any, Any]] = field(default_factory=list)
 
     def note(self, arguments: Mapping[str, Any], output: Any) -> None:
-        """Append copies of the first argument and of the output of a call to `calls`."""
+        """Append (copy of a call's first argument, copy of its output) to `calls`."""
         given = self.layer.hooks.as_array(next(iter(arguments.values()), None))
         self.calls.append((given, self.layer.hooks.as_array(output)))
 
@@ -87,15 +87,14 @@ class ProjectedLayer:
 
     Args:
         hooks: the framework's functions.
-        name: the layer's name in the model.
-        layer: the layer.
-        said: the names of these submodules (its projections), and how the layer uses them.
+        name, layer: the layer's name in the model, and the layer.
+        said: the names of the linear submodules (projections), and how the layer uses them.
         judge: a function that compares a call with the reference.
         sure: True if `said` is from the user; False if it was guessed from the submodules' names.
         others: all recorded layers of the same model.
 
     Attributes:
-        taken: the interpretation of a call that came nearest, where the reference confirmed none; else None.
+        taken: the interpretation of a call with the smallest error, if the reference confirmed none; else None.
         differs: whether a call was refused because the reference gives other numbers. (If `sure`, the call is recorded
             all the same, with a note of doubt.)
         elsewhere: whether a call was refused that might be recorded at the layer's attention function instead.
@@ -104,7 +103,7 @@ class ProjectedLayer:
         without_key: how many output rows are NaN because every key is masked; they were not compared.
 
     Raises:
-        SpecError: there is no projection of such a name, or nothing says how many heads there are.
+        SpecError: the layer has no projection of a name in `said`, or its number of heads is unknown.
     """
 
     open = True
@@ -146,7 +145,7 @@ class ProjectedLayer:
         """Return the one interpretation of a call that the reference confirms. SpecError if there is none or several.
 
         Interpretations differ in mask, axes and order of heads. If the reference confirms none and `sure` is True, the
-        nearest is returned, and `doubt` says how far off the layer's numbers are.
+        one with the smallest error is returned, and `doubt` says how large the error is.
         """
         calls = {name: list(part.calls) for name, part in self.parts.items()}
         for part in self.parts.values():
@@ -353,13 +352,12 @@ class ProjectedLayer:
 
 
 def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *, by_head: bool) -> list[NDArray]:
-    """Return the rows of each role in a projection that computes several of queries, keys and values.
+    """Return an array of rows for each role, such as "q", of a projection that computes several of q, k and v.
 
     Args:
         rows: (rows, ...): all rows of the projection's matrix, or of its outputs with the channels as the first axis.
         roles: "q", "k" and "v", or two of them, in the order of their rows.
         columns: how many rows belong to the queries of all heads.
-        num_heads: H.
         by_head: True for rows head by head (q, k, v of head 0, then of head 1, ...); False for role by role.
 
     Raises:

@@ -28,9 +28,9 @@ def mask_readings(
     """Return what a mask argument can mean: a list of keyword arguments for AttentionMask, such as `allowed` or `bias`.
 
     Args:
-        held: (argument, its dtype); None if it is no array.
-        full: B, H, Lq, Lk.
-        hides: whether True in the mask excludes a key. None: both meanings are tried.
+        held: (the argument, the name of its dtype); None if the argument is no array.
+        full: (B, H, Lq, Lk).
+        hides: whether True in the mask excludes a key; None means that either is possible.
     """
     if held is None or 0 in held[0].shape:
         return []
@@ -58,7 +58,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return (d / m, place in words): d is the largest error of a call's output, m the reference's largest element."""
+    """Return (largest error of a call's output / the reference's largest element, the worst element in words)."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -71,7 +71,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def without_key(call: ReadCall) -> tuple[ReadCall, int]:
-    """Return (call, n): the call with the reference's output in its n output rows that are fully masked and NaN.
+    """Return (the call with the reference's output in rows that are fully masked and NaN, number of these rows).
 
     The reference gives such a row the output projection's bias; a softmax over -inf alone gives NaN.
     """
@@ -90,7 +90,7 @@ def without_key(call: ReadCall) -> tuple[ReadCall, int]:
 
 
 def begins_right(call: ReadCall) -> bool:
-    """Return whether the first output row of each item is right, to 1/1000 of the reference's largest element."""
+    """Return whether each batch item's first output row is right, to 1/1000 of the reference's largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:

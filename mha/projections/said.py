@@ -116,7 +116,7 @@ class Projections:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the modules, each once; that of the output projection is the last."""
+        """Return the names of the projections, each once; the last is that of the output projection."""
         return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
 
 

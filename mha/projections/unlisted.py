@@ -28,7 +28,7 @@ class Unlisted:
         hooks: the functions of the framework.
         target: the model.
         said: pattern of layer names -> the Projections of those layers, from the user.
-        is_known: a function: module -> whether its class is known.
+        is_known: a function: module -> whether another adapter knows its class.
         judge: a function that compares a call with the reference.
 
     Attributes:
@@ -63,7 +63,7 @@ class Unlisted:
         self._turned = {name[: -len(last)]: name for name, last in _rotary_in(hooks, target)}
 
     def part(self, module: Any) -> Part | None:
-        """Return the Part of a linear submodule of a chosen layer; None for any other module."""
+        """Return the Part (record of calls) of `module`, if it is a projection of a layer that was found; else None."""
         return self._parts.get(id(module))
 
     def choose(self, name: str, module: Any) -> ProjectedLayer | None:
@@ -142,7 +142,7 @@ class Unlisted:
 
     @property
     def as_they_are(self) -> str:
-        """Return how to record a layer that was refused because the reference gives other numbers; "" for none."""
+        """Return how to record a layer that was refused because the reference gives other numbers; "" for no layer."""
         name = next((layer.name for layer in self.layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
@@ -201,7 +201,7 @@ class Unlisted:
 
     @property
     def notes(self) -> list[str]:
-        """Return lines on masks without effect, on fully masked rows that were not compared, and what `beyond` says."""
+        """Return lines on masks without effect, on fully masked rows that were not compared, and the note `beyond`."""
         idle = [f"{one} of {layer.name or 'the model itself'}" for layer in self.layers for one in sorted(layer.idle)]
         bare = [layer for layer in self.layers if layer.without_key]
         rows, names = sum(layer.without_key for layer in bare), [layer.name or "the model itself" for layer in bare]

@@ -23,7 +23,7 @@ from mha_core.capture import ReadCall
 
 
 class RecipeAdapter:
-    """An adapter (see `mha.recordings.hooks.Adapter`) that records layers of transformers by a recipe."""
+    """An adapter (see `mha.recordings.hooks.Adapter`) that records the layers of one family in transformers."""
 
     has_seam = True
     """What can't be read by a recipe is recorded at its attention function, if it calls one."""
@@ -51,7 +51,7 @@ class RecipeAdapter:
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
         """Return a context whose value is an adapter for this one layer.
 
-        If another module than `Site.core` has the output projection, the adapter also records the calls of `core`.
+        If attention and output projection are separate submodules (BERT), the adapter records attention calls too.
         """
         site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:
@@ -61,7 +61,7 @@ class RecipeAdapter:
             yield own
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Return one call as a ReadCall: that of the layer, or else the last call that was recorded inside it."""
+        """Return one call as a ReadCall: the last call recorded inside the layer, else the call of the layer itself."""
         seen = self.seen[-1] if self.seen else None
         self.seen.clear()
         if isinstance(seen, SpecError):

@@ -54,7 +54,7 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
 def judge_recorded(
     problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
 ) -> Judgement:
-    """Return the Judgement of a call's recorded outputs. `left_out`: bool (B, H or 1, Lq), rows not to compare."""
+    """Return the Judgement (errors) of recorded outputs. `left_out`: bool (B, H or 1, Lq), True at rows to skip."""
     stages: dict[str, Any] = dict(problem.recorded)
     if left_out is not None:
         for name, array in problem.recorded.items():
@@ -64,7 +64,7 @@ def judge_recorded(
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
-    """Return the Judgement of the outputs in a recorded call, which the live module computed.
+    """Return the Judgement (errors) of the outputs that a live module gave in a recorded call.
 
     Rows that are fully masked are counted and not compared. In the reference their output is the output bias, while
     modules return NaN or something else.

@@ -100,7 +100,7 @@ def watched(
 
 
 def dtype_of(site: Site, *tensors: Any) -> str:
-    """Return the name of the one dtype of a layer's parameters and of `tensors`. SpecError if they have several."""
+    """Return the name of the dtype that a layer's parameters and `tensors` share. SpecError if they have several."""
     from mha_core.capture import one_dtype
 
     layout = site.recipe.layout(site.module)

@@ -21,7 +21,7 @@ from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 
 
 def check_site(site: Site) -> None:
-    """Run a layer on small inputs. SpecError if its outputs are not those of the attention that its recipe describes.
+    """Run a layer on small inputs. SpecError if it does not compute attention as its recipe describes it.
 
     The output of a BERT block is that of the output projection, before residual and normalisation. Masks are given as
     floats, which "eager" and "sdpa" read alike.

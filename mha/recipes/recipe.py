@@ -45,21 +45,21 @@ class Recipe:
         summary: what is special about the family, in a line.
         classes: the class names of its attention modules; their code is the same except for names.
         model_types: the `model_type` of configs of models that have such layers.
-        layouts: the layout of a live module; then that of a cross-attention, if it is another one.
-        heads: the attribute of `core` with the number of heads.
+        layouts: the name of a module's layout (how arrays are packed); then that of cross-attentions, if it differs.
+        heads: the attribute with the number of heads, in the submodule at `core`.
         dropout_key: the key of a model's config for the dropout of the attention weights.
         out: the path of the output projection in a module.
         core: the path of the submodule that gets the hidden states and the mask; "" for the module itself.
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
         cache: the argument that holds the cache.
-        place: the attribute of `core` with the index of the layer's entry in the cache.
+        place: the attribute, in the submodule at `core`, with the layer's index in the cache.
         repeated: a function: module -> whether its cache repeats grouped keys for every query head.
         only: the attention implementation that a module always runs; "" if its config says which one.
         needs_mask: whether the implementation "eager" can't be called without a mask.
         scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
-        sees: (core, Lq, Lk) -> bool (Lq, Lk), True at the keys that `core` allows before the call's mask excludes more.
-            None: all keys.
+        sees: (core, Lq, Lk) -> bool (Lq, Lk), the module's own mask: True at keys that it allows; the call's mask is
+            applied too. None: no mask of its own.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: the rule of rotary positions; None without them.
         norms: the query-key norm; None without one.
@@ -110,21 +110,21 @@ class Recipe:
         return layouts.get(self.layouts[is_cross])
 
     def positions(self, core: Any) -> int | None:
-        """Return the largest number of positions, if the module's tables or masks limit it; else None."""
+        """Return the largest number of positions that the module's tables or masks allow; None without a limit."""
         if self.turn is not None and self.turn.ends:
             return len(core.embed_positions)
         return None if self.sees is None else int(core.config.max_position_embeddings)
 
 
 def part(module: Any, path: str) -> Any:
-    """Return the submodule at a path such as "output.dense"; None if there is none. "" is the module itself."""
+    """Return the submodule at a path such as "output.dense" (None if it is not there); `module` itself for ""."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
 
 
 def setting(core: Any, name: str, default: Any = None) -> Any:
-    """Return the attribute `name` of an attention module; if it has none, that of its config; else the default."""
+    """Return the attribute `name` of an attention module or, if it is missing, of its config; else the default."""
     return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 

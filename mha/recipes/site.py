@@ -150,7 +150,7 @@ class Site:
         return inputs
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
-        """Return keyword arguments for a call: the rotary tables (or positions) of its queries, in the model's form."""
+        """Return the keyword arguments that give the module the rotary tables (or positions) of a call's queries."""
         turn, config = self.recipe.turn, self.config
         if turn is None:
             return {}

@@ -28,7 +28,7 @@ def dtype_name(tensor: Any) -> str:
 
 
 def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
-    """Return a dict of those parameters of `module` that `names` lists, as NumPy arrays that may share memory."""
+    """Return name -> NumPy array, for the parameters of `module` in `names`; arrays may share the module's memory."""
     from backends.torch.ops.framework import to_numpy
 
     parameters = dict(module.named_parameters())

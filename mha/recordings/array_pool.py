@@ -78,7 +78,7 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
     """Return the arrays of a file, read-only, and the description in its metadata.
 
     Raises:
-        SpecError: it is no whole safetensors file, or has no such description. The message calls the file a `what`.
+        SpecError: the file is no whole safetensors file, or has no description at `key`. The message calls it `what`.
         FileNotFoundError: there is no such file.
     """
     arrays, metadata = read_tensors(path, leave=MODULES)

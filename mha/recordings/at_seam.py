@@ -32,7 +32,7 @@ class Proof:
         judgement: the errors, and whether they are within the bounds.
         problem: the call. Its `recorded` has no weights if the function does not return attention weights.
         wanted: the reference's results, and the allowed errors.
-        in_float32: whether the results agree only with a softmax in float32.
+        in_float32: whether the results agree only with a reference whose softmax is in float32.
     """
 
     judgement: Judgement
@@ -47,11 +47,11 @@ class Proof:
 
 
 def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proof:
-    """Return the Proof of a call of an attention function: the comparison of its outputs with the reference's.
+    """Return a Proof: a comparison of an attention function's outputs in one call with those of the reference.
 
     `ratios`: whether error ratios are needed; without them the comparison is cheaper. Fully masked rows are counted and
-    not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which transformers'
-    own functions use in any dtype.
+    not compared. If outputs in float64 differ, they are compared again, with a reference whose softmax is in float32,
+    as it is in transformers' own functions in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype, ratios)
@@ -79,7 +79,7 @@ def _compared(problem: Problem, dtype: str, ratios: bool) -> Proof:
 
 @contextmanager
 def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` gets each call of an attention function inside the target."""
+    """Return a context in which `handle` is called with each call of an attention function inside the target."""
     with ExitStack() as stack:
         if has_seam(hooks):
             stack.enter_context(hooks.intercept_attention(target, handle))
@@ -102,7 +102,7 @@ class Recorder(Protocol):
         """Record one call of a layer of this name and kind."""
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Replace the outputs of each of these recorded calls, or remove the call if its new outputs are None."""
+        """For each (call, new outputs), replace the call's outputs. For each (call, None), remove the call."""
 
 
 class SeamCalls:
@@ -114,8 +114,8 @@ class SeamCalls:
         recorder: the Recorder of the calls.
         survey: the Survey that notes which modules were recorded by such calls.
         asked: a function: name of a layer -> whether the layer is to be recorded.
-        beside: another Recorder, for the function calls of transformers layers that are recorded as whole layers too.
-            None: such calls are dropped.
+        beside: a second Recorder, which gets the function calls inside those transformers layers that are also recorded
+            as whole layers. None: such calls are dropped.
 
     Attributes:
         read: name of each layer that was recorded by its function calls -> whether its softmax is in float32.
@@ -191,7 +191,7 @@ class SeamCalls:
     def drop(self, name: str) -> bool:
         """Forget the function calls inside a layer that is recorded as a whole. Return whether there were any.
 
-        `beside` gets them first, if the layer is one of transformers.
+        If the layer is one of transformers, the Recorder `beside` gets these calls first.
         """
         before = len(self._waiting)
         for own, module, call in self._waiting:
@@ -216,14 +216,14 @@ class SeamCalls:
         return any(_inside(own, name) for own in self._refused)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be recorded as a whole, for a report if it has no function calls either."""
+        """Note why a layer can't be recorded as a whole; `refusals` says so unless its function calls are recorded."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
         """Compare each call with the reference. A layer with a wrong or unread call is left out unless `keep`.
 
-        If only the unread call were left out, later calls would be mistaken for earlier ones. Run this after the model,
-        so that the comparisons don't slow the model down.
+        Leaving out a single call would shift the numbers of later calls. Run this after the model, so that the
+        comparisons don't slow the model down.
         """
         outputs: list[Mapping[str, NDArray] | None] = []
         for name, _, call in self._calls:
@@ -256,7 +256,7 @@ class SeamCalls:
 
     @property
     def line(self) -> str:
-        """Return one line about the layers of which only function calls are recorded; "" if there are none."""
+        """Return one line on the layers in which only attention functions were recorded; "" if there are none."""
         if not self.read:
             return ""
         line = (

@@ -72,7 +72,7 @@ class Capture:
 
     @property
     def coverage(self) -> Coverage:
-        """Return which modules that look like attention were recorded so far."""
+        """Return the Coverage: which modules that look like attention were recorded so far, and which were not."""
         names = (self.owners.get(layer.name, layer.name) for layer in self.layers)
         return self.survey.coverage(list(dict.fromkeys(names)))
 
@@ -97,7 +97,7 @@ class Capture:
         return self.calls[-1]
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Replace the outputs of these calls. Drop calls whose new outputs are None, and layers without calls."""
+        """For (call, new outputs), replace the outputs. For (call, None), remove the call. Remove unused layers."""
         found = {id(call): outputs for call, outputs in outcomes}
         kept, gone = [], []
         for position, call in enumerate(self.calls):
@@ -186,16 +186,15 @@ def capture(
         modules: whether to record the inputs and outputs of every module too, for `mha where`. An attention layer that
             can't be recorded is then named in the warning, and is no error.
         depth: with `modules`, the number of nested levels to record (1: the model's direct submodules; None: all).
-        only: with `modules`, the names of those to record; wildcards work.
+        only: with `modules`, the names of the modules to record; wildcards work.
         limit: with `modules`, the most bytes of inputs and outputs.
         gradients: with `modules`, whether to record the gradients of each module's outputs, inputs and parameters
-            too. The context then has exactly one backward pass.
+            too. There must then be exactly one backward pass in the context.
 
     Raises:
-        SpecError: at the start, if no attention layer can be recorded, or a layer is of an unsupported kind or, unless
-            probe=False, does not compute attention with its weights; at a call that is not supported; at the end, if
-            there was no call, or `also` names no module; with `strict`, as soon as a module can't be recorded. Then
-            nothing is written.
+        SpecError: no attention layer can be recorded; a layer or a call is not supported; unless probe=False, a layer
+            does not compute attention with its weights; there was no call; `also` names no module; or, with `strict`,
+            an attention module can't be recorded. Nothing is written then.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()

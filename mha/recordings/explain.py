@@ -44,9 +44,9 @@ def explain(
 ) -> list[Diagnosis]:
     """Return a Diagnosis for each dtype in a recording: bugs that explain how its outputs differ from the reference.
 
-    Tried are known bugs, and wrong ways to read packed weights. A bug explains the recording if the reference with that
+    Known bugs are tried, and wrong ways to read packed weights. A bug explains the recording if the reference with that
     bug gives the recorded output in every call of the dtype. Of a large batch only two items are compared: the one with
-    the largest error, and another one.
+    the largest error, and its neighbour.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -182,13 +182,12 @@ class LayersExplained:
         found: groups of layers with the same bugs, each as (names, diagnosis of their calls). A layer without an
             explanation is a group of its own. If no layer is wrong, one group has all.
         right: the names of right layers, if others are wrong.
-        after_nan: the names of layers whose only errors are NaN in items that they already got as NaN. They are not
-            judged.
+        after_nan: the names of layers whose only errors are NaN in batch items whose inputs had NaN; not judged.
         beyond: name of a wrong layer that was not searched for bugs, because the limit of searches (MOST, MOST_IN_VAIN)
-            was reached -> the pattern of its calls.
+            was reached -> a wildcard pattern that matches its calls, such as "attn#*".
         otherwise: name of a layer whose numbers contradict an assumption (the meaning of its masks, or whether it is
             causal) -> a function that returns a sentence on that.
-        by_weights: names of layers in `found` that are right with the weights that they themselves hold.
+        by_weights: names of layers that are wrong with the original's weights, but right with their own.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
@@ -202,9 +201,9 @@ class LayersExplained:
 def explain_layers(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[LayersExplained]:
-    """Return one LayersExplained for each dtype in a recording: which bugs explain which layers.
+    """Return a LayersExplained (which bugs explain which layers) for each dtype in a recording.
 
-    Bugs that explain an earlier layer are tried first. Others are searched only if these fail.
+    Bugs that explain an earlier layer are tried first. Further bugs are searched only if the first ones fail.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -292,14 +291,14 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 
 
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
-    """Return `found` without the explanations that the weights in the layers rule out.
+    """Return `found` without the explanations that the layers' own weights rule out.
 
-    If a layer computes attention correctly with its own weights, only its projections can be wrong. Without biases of
-    queries, keys and values, exchanged projections can't be told from exchanged weights: one explanation stays.
+    If a layer is right with its own weights, only bugs in projections can explain its outputs. Without biases of
+    queries, keys and values, a wrong order in a packed array looks like exchanged weights: only the second is kept.
 
     Args:
         found: explanations of the calls, judged by the original's weights.
-        held: the recording, with the weights that its own layers hold.
+        held: the recording with its layers' own weights.
     """
     layer_of = {name: held.layer_of(position) for position, name in enumerate(held.names)}
     off = {layer_of[one.case].name for one in judge_recording(held) if one.status != "equal"}
@@ -356,12 +355,12 @@ def _two_items_each(recording: Recording) -> Recording:
 def intended(
     recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
 ) -> tuple[Recording, list[str]]:
-    """Return (the recording with a file's weights in its layers, lines that name the weights that differ).
+    """Return (a copy of the recording with the weights of a file, lines that name the weights that differ).
 
     Args:
         recording: calls of one or more ported layers.
-        path: a file of weights, or a recording of the original. Its layers are matched by name, or in their order if
-            the names differ.
+        path: a file of weights, or a recording of the original. Layers are matched by name or, if the names differ,
+            by order.
         original: the result of `meant_by` for that file. None: the file is read here.
 
     Raises:

@@ -241,7 +241,7 @@ MOST_SCALES = 4
 
 
 def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs that attention functions (such as SDPA) may have on the inputs of a recording."""
+    """Return the known bugs of attention functions (such as SDPA) that the inputs of a recording could show."""
     masks = any(call.inputs.mask.allowed is not None for call in recording.calls)
     return (*(MASK_BUGS if masks else ()), SOFTMAX_BUG, *_scale_bugs(recording))
 
@@ -250,7 +250,7 @@ def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
 
 
 def has_sinks(inputs: AttentionInputs) -> bool:
-    """Return whether a call has attention sinks: an added last key, with zero key and value and a bias."""
+    """Return whether a call has attention sinks: a last key position with a bias, and zeros as key and value."""
     bias = inputs.mask.bias
     if bias is None or not inputs.keys.shape[-2]:
         return False
@@ -348,11 +348,11 @@ LOWEST_BUG = Bug(
 
 
 def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs in attention sinks; () if no call of the recording has sinks."""
+    """Return all known bugs of attention functions that concern sinks; () if no call of the recording has sinks."""
     return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
 
 
 def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """Return the bugs that only a bias of the dtype's lowest number (`finfo.min`) shows; () if no call has one."""
+    """Return the known bugs that show only with a mask bias as low as `finfo.min`; () if no call has such a bias."""
     biases = [call.inputs.mask.bias for call in recording.calls]
     return (LOWEST_BUG,) if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

@@ -20,10 +20,9 @@ from mha_core.seam import Handle
 class Adapter(Protocol):
     """An adapter that translates the calls of one kind of layer into ReadCalls (config, weights, inputs, outputs).
 
-    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if it does not
-    compute attention with its weights; `capture(..., probe=False)` does not call it. `watching(layer)` returns a
-    context whose value is an adapter for this layer alone; while it is open, this adapter also gets the calls inside
-    the layer.
+    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if the layer does
+    not compute attention with its weights; `capture(..., probe=False)` skips it. `watching(layer)` returns a context
+    whose value is an adapter for this layer alone, which also gets the calls inside the layer.
     """
 
     @property
@@ -44,7 +43,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Parts, Protocol):
-    """A protocol for the Python module that records a framework; an entry point of the group "mha.capture" names it."""
+    """A protocol for Python modules that record one framework. Entry points "mha.capture" name these modules."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -55,12 +54,12 @@ class Hooks(Parts, Protocol):
         """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
-        """Run a layer on small inputs to check it, and return (config, canonical weights)."""
+        """Run a layer on small inputs to check it. Return (its AttentionConfig, its weights by canonical name)."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return (names of the direct submodules with parameters, a function without arguments).
+        """Return (names of direct submodules with parameters, a function that returns the `id` of each module inside).
 
-        The function returns the `id` of each module inside. If each call makes new modules (Flax linen), it is None.
+        The function is None if each call makes new modules (linen).
         """
 
     def watch(
@@ -70,15 +69,15 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context that runs `seen(name, layer, arguments by name, output)` after each call of a chosen layer.
+        """Return a context that runs `seen(name, module, arguments by name, output)` after calls of chosen modules.
 
-        If `seen` returns something else than None, that replaces the output. Before the call, `begun(name, layer,
-        call)` runs, where `call` is a result of `mha_core.capture.as_called`. For the calls of a module inside a scan,
-        which have no numbers to read, only `begun` runs, with None as `call`.
+        A module is chosen if `choose(name, module)` is not None. A result of `seen` replaces the output, unless the
+        result is None. Before each call, `begun(name, module, call)` runs; `call` is from `mha_core.capture.as_called`.
+        For a module that is called inside a scan, only `begun` runs, and its `call` is None.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
-        """Return a context in which `handle` gets the calls of the framework's attention function inside the target.
+        """Return a context in which `handle` is called with each call of the framework's attention function.
 
         The hooks of a framework without such a function lack this method.
         """
@@ -135,7 +134,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """Return a function: module -> the adapter that can record it; None if there is none.
+    """Return a function: module -> the Adapter that can record it, or None if no adapter can.
 
     Adapters for transformers are tried only if transformers is imported.
     """
@@ -148,7 +147,7 @@ def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
 
 
 def hooks_of(target: Any) -> Hooks:
-    """Return the hooks of the framework that the target belongs to. They are imported here."""
+    """Import and return the hooks (the module that records) of the framework that the target belongs to."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
         hooks = found.get(cls.__module__.split(".")[0])

@@ -43,7 +43,7 @@ class WeightIndex:
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """Return (layer position, array name) of each of the original's arrays that equals `array` in `dtype`."""
+        """Return (layer position, array name) of the original's arrays that equal `array` after rounding to `dtype`."""
         if dtype not in self._by_dtype:
             found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):

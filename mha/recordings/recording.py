@@ -117,13 +117,13 @@ class Recording:
 
     @property
     def coverage(self) -> Coverage | None:
-        """Return which attention modules of the model were recorded and which not; None if the file does not say."""
+        """Return the Coverage: which attention modules were recorded, which were not; None if the file does not say."""
         names = tuple(dict.fromkeys(layer.name for layer in self.layers))
         return None if self.unread is None else Coverage(names, self.unread)
 
     @property
     def not_behind(self) -> str:
-        """Return a line on code after the output projections of layers, which is not judged; "" if there is none."""
+        """Return a line that names the layers with further code after their output projection; "" if there are none."""
         names = [name or "the layer" for name in self.behind or ()]
         return (
             f"Not judged: what {listed(names, NAMED)} {'does' if len(names) == 1 else 'do'} {BEHIND}." if names else ""
@@ -147,7 +147,7 @@ class Recording:
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
-        """Return each call as a Problem, whose field `recorded` has the layer's outputs."""
+        """Return each call as a Problem (config, weights, inputs), whose field `recorded` has the layer's outputs."""
         return tuple(self._problem(call) for call in self.calls)
 
     def cases(self, dtype: str | None = None) -> list[Case]:
@@ -168,12 +168,11 @@ class Recording:
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
         """Return a copy of this recording with other weights in its layers, such as those of the original model.
 
-        So the recorded outputs of a port can be judged by the original's weights. These are rounded to the dtype of the
-        layer's own weights. If the number of heads changes, only the recorded output is kept, not the attention
-        weights.
+        So the outputs of a port can be judged by the original's weights. The new weights are rounded to the dtype of
+        the old ones. If the number of heads changes, the recorded attention weights are dropped.
 
         Args:
-            intended: name of a layer -> config and canonical weights. Other layers stay as they are.
+            intended: name of a layer -> config and canonical weights. Layers that are not named keep their weights.
 
         Raises:
             SpecError: no layer has such a name; the calls do not fit the config.
@@ -252,7 +251,7 @@ class Recording:
 
 
 def is_recording(path: Path, *, modules: bool = True) -> bool:
-    """Return whether a file has the metadata of `mha.capture`, in whatever state the rest is.
+    """Return whether a file has the metadata of `mha.capture`, even if the rest of the file is damaged.
 
     Args:
         path: the file.

@@ -63,7 +63,7 @@ class RecordedSubject:
 
 
 def call_digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
-    """Return a hash of config, weights and inputs, but not of the gradient given for the output."""
+    """Return a hash of config, weights and inputs, without the gradient with respect to the output (cotangent)."""
     whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
     arrays = {name: array for name, array in input_arrays(inputs).items() if name != "cotangent"}
     for name, value in sorted({**weights, **arrays, **vars(inputs.mask)}.items()):
@@ -128,7 +128,7 @@ def replay(
     same_dtype: bool = False,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Replay:
-    """Return a Replay: the recorded outputs, and each subject's for the same calls, compared with the reference.
+    """Return a Replay: the recorded outputs, and each subject's outputs for these calls, compared with the reference.
 
     Args:
         recording: the calls.
@@ -181,7 +181,7 @@ def judge_recording(recording: Recording, names: Collection[str] | None = None) 
 
 
 def check_reproduced(recording: Recording, source: object) -> Recording:
-    """Return the recording if its weights, inputs and masks give its outputs. `source`: its file, for the message.
+    """Return the recording if the reference computes the same outputs. `source`: the recording's file, for messages.
 
     Raises:
         SpecError: an output differs from the reference's by more than its bound.

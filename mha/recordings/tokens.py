@@ -34,7 +34,7 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Any) -> Tokens:
-        """Return the user's tokens as Tokens. `given` is one already, or has one of the forms in FORM.
+        """Return the Tokens of `given`: Tokens, a list of texts, a list of such lists, or a dict of these (see FORM).
 
         Raises:
             SpecError: `given` has another form, or a token is longer than LONGEST_TOKEN characters.

@@ -29,7 +29,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return a function (config, dtype) -> run, where `run` computes attention by a backend or the (buggy) reference.
+    """Return a function (config, dtype) -> run. `run` computes attention by a backend, or by the reference with a bug.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.
@@ -81,10 +81,10 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler for intercepted calls of attention functions, which computes each of them in another way.
+    """Return a handler that computes intercepted calls of attention functions by what `prepare` returns.
 
     Args:
-        prepare: (config, dtype) -> the function that computes them: it takes inputs and returns a Trace (all results).
+        prepare: a function (config, dtype) -> run, where `run` maps inputs of attention to a Trace (all results).
         but: names of modules whose calls keep the model's own function.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}

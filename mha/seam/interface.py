@@ -39,9 +39,9 @@ _ARGUMENTS = inspect.signature(
 
 @contextmanager
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` replaces attention functions that the target's modules call.
+    """Return a context in which modules of `target` call `handle` in place of their attention functions.
 
-    The functions are those in `AttentionInterface` of transformers. Without transformers, nothing happens.
+    These are the ones in transformers' `AttentionInterface`, if imported. `handle(AttentionCall)` returns the result.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -86,14 +86,16 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, 
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """Return the result of an attention function of transformers: (output as a tensor (B, Lq, H, dv), None)."""
+    """Return (`output` as a tensor (B, Lq, H, dv), None), as transformers' functions do. `given`: the arguments."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Copy the arguments of a call, and return a function: the call's result -> Handover (the call in NumPy).
+    """Copy the arguments `given`; return a function: the call's result -> Handover (the call as NumPy arrays).
+
+    `eager`: whether the call's function adds its mask to the scores.
 
     Raises:
         SpecError: an argument is not supported.

@@ -28,13 +28,13 @@ BLURRED = 2.0**12
 
 @dataclass(frozen=True)
 class Judged:
-    """A comparison of one output array of a port with the original's; errors are measured in units of rounding errors.
+    """A comparison of one output array of a port with the same array of the original.
 
     Attributes:
-        ratio: max(rms(error) / rms(rounding), max(error) / max(rounding) / 2), where `rounding` is a measured rounding
-            error. If an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
-        worst: the index of the largest error.
-        got, expected: the numbers at this index.
+        ratio: max(rms(e) / rms(r), max(e) / max(r) / 2) for the elements' errors e and measured rounding errors r. If
+            an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
+        worst: the index of the element with the largest error.
+        got, expected: the port's and the original's number at this index.
         error: the largest error.
         rounding: rms(measured rounding error) / rms(the original's array).
         bound: the largest error / derived bound among the elements; None without a bound.
@@ -59,7 +59,7 @@ class Judged:
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:
-        """Return whether rounding errors are so large that they could hide a real mistake."""
+        """Return whether the rounding errors, for the port's `dtype`, are so large that they could hide a mistake."""
         return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
@@ -86,14 +86,13 @@ def judge(
     bound: NDArray | None = None,
     counted: NDArray | None = None,
 ) -> Judged:
-    """Return the Judged of a port's array, compared with the original's array in float64.
+    """Return a comparison (Judged) of a port's array with the original's array in float64.
 
     Args:
-        got: the port's array, of the shape of `exact`.
-        exact: the original's array in float64.
-        roundings: the original's array, computed several times with other rounding errors.
+        got, exact: the port's array, and the original's in float64, of equal shapes.
+        roundings: the original's array from several computations, whose rounding errors differ.
         dtype: the port's dtype.
-        bound: the derived bound of each element; None if there is none.
+        bound: the derived bound on the error of each element; None if there is none.
         counted: bool, True at the elements to compare. Default: all.
 
     >>> exact = np.array([1.0, 2.0])
@@ -129,7 +128,10 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """The original's outputs (key path -> array): `exact` in float64, `roundings` with rounding, and `bounds`."""
+    """An original module's outputs in several runs, as dicts of key path -> array.
+
+    `exact`: in float64. `roundings`: from several runs with rounding errors. `bounds`: bounds on these errors.
+    """
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]
@@ -137,7 +139,7 @@ class Runs:
     dtype: str
 
     def judge(self, got: NDArray, place: Place, counted: NDArray | None = None) -> Judged:
-        """Return the Judged of the port's array `got`, compared with the original's output at the key path `place`."""
+        """Return a comparison of the port's array `got` with the original's at `place`, where `counted` is True."""
         own = [each[place] for each in self.roundings if place in each]
         return judge(got, self.exact[place], own, self.dtype, bound=self.bounds.get(place), counted=counted)
 

@@ -30,24 +30,24 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """A comparison of a call's gradients. `arrays`: name -> Judged; `left`: the gradients left out, with reasons."""
+    """A comparison of a call's gradients. `arrays`: gradient -> comparison; `left`: which were left out, and why."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
     @property
     def worst(self) -> tuple[str, Judged]:
-        """Return the name of the gradient with the largest error, and its Judged."""
+        """Return (name of the gradient with the largest error, comparison of this gradient)."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
 def judge_backward(ready: Substitution) -> BackwardJudgement:
-    """Return the BackwardJudgement of one call of a port's module: its gradients by inputs and by parameters.
+    """Return a comparison of one call's gradients with respect to the module's inputs and parameters.
 
     The original's module runs backward from the gradients that were recorded for the port's outputs.
 
     Args:
-        ready: a call of the port's module, after `ready.judge()`.
+        ready: a call of the port's module with the original's call; `ready.judge()` must have run.
 
     Raises:
         SpecError: no gradients of the outputs were recorded; one of the two modules can't run backward; outputs at
@@ -65,13 +65,12 @@ def judge_backward(ready: Substitution) -> BackwardJudgement:
 def judged_backward(
     own: Original, recording: ModuleRecording, calls: Sequence[tuple[int, int]], *, parts_right: bool
 ) -> Backward:
-    """Return a Backward, the verdict on the gradients of a port's module in all its calls.
+    """Return a Backward: a verdict on the gradients of a port's module in all its calls.
 
     Args:
-        own: the original model.
-        recording: the port's recording.
+        own, recording: the original model, and the port's recording.
         calls: (position of the original's call, position of the port's) for each call of the module.
-        parts_right: whether the gradients of all its submodules are right.
+        parts_right: whether the gradients of all submodules are right, so that an error is the module's own.
     """
     found = []
     reasons = []

@@ -29,13 +29,12 @@ WRITES = "what it leaves in its cache"
 
 
 class Caches:
-    """The key-value caches given to the original's modules, filled with the keys and values of the port's caches.
+    """A tool that copies the port's cached keys and values into the original's caches, and compares both caches.
 
     Args:
-        own: the original.
-        recording: the port's recording, with its attention layers.
-        pairs: the pairs of modules.
-        paired_calls: a function that pairs the calls of two modules during one call of each model.
+        own, recording: the original, and the port's recording with its attention layers.
+        pairs: which modules of the original and the port belong together.
+        paired_calls: a function that pairs the calls of two such modules; see `Parts.paired_calls`.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Caches:
         self._first: dict[tuple[int, int], tuple[NDArray, ...]] = {}
 
     def take(self, calls: Calls) -> None:
-        """Copy the cached keys and values of the port's layers into the caches of the original's calls, in place."""
+        """Copy the port's cached keys and values into the original's. `calls`: (original's, port's) call positions."""
         for mine, theirs in calls:
             cache = _cache_in(self._own.calls[mine].arguments)
             if cache is None:
@@ -68,9 +67,9 @@ class Caches:
                     setattr(layer, kind, getattr(layer, kind).new_tensor(array))
 
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
-        """Yield (call number, "keys" or "values", Judged) for the entries that each call of a layer added to its cache.
+        """Yield (call number, "keys" or "values", comparison) of a layer's cache after each call but the last.
 
-        The entries are read from the inputs of the layer's next call.
+        The port's cache is read from the inputs of the next call. `original`: position of the layer in the original.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):
@@ -96,9 +95,9 @@ class Caches:
                 yield number, kind, runs.judge(left[at], (kind,))
 
     def differs(self, original: int, calls: Calls) -> str:
-        """Return a sentence on the first number in a layer's cache that differs from its original's; "" if none does.
+        """Return a sentence on the first number in the port's cache that differs from the original's; "" if none does.
 
-        The sentence names the call that wrote the number.
+        The sentence names the call of the layer that wrote the number.
         """
         lengths = [_length(self._past(theirs)) for _, theirs in calls]
         for mine, theirs in calls:

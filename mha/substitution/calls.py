@@ -17,17 +17,17 @@ from mha.substitution.pairing.pairs import Module, Pairs
 
 
 class Part(NamedTuple):
-    """A submodule of the judged module. When the original's module runs, the port's outputs replace this part's.
+    """A submodule whose outputs are replaced by the port's while the original's module around it runs.
 
     Attributes:
-        original: position of the original's module.
-        name: name of the port's module.
-        calls: (call of the original's submodule, the port's call or None), in order.
+        original: position of the original's submodule.
+        name: name of the port's submodule.
+        calls: (the original's call, the port's call or None) for each call of the original's submodule.
         right: whether the port's submodule is right.
-        instead: for each call, key path -> array that replaces the port's output; () keeps the port's outputs.
-        active: a function that is applied to the port's outputs; None if there is none.
+        instead: for each call, key path -> array to use in place of the port's output. () means the port's outputs.
+        active: a function that is first applied to the port's outputs; None if there is none.
         again: whether the port's submodule gets two different arrays where the original's gets one array twice.
-        asked: whether its floating-point inputs are judged too. Masks and indices always are.
+        asked: whether the submodule's floating-point inputs are compared. Masks and indices are always compared.
     """
 
     original: int
@@ -45,16 +45,16 @@ class CallJudgement:
     """A comparison of one call of a port's module with the original's module on the same inputs.
 
     Attributes:
-        arrays: key path of each output of the port's module -> its Judged.
+        arrays: key path of each output of the port's module -> its comparison with the original's output.
         layouts: how arrays of the port were transposed or reshaped to the original's shapes, in words.
-        own: key paths of inputs that only the original has; their values are those of the original's own run.
-        masks: name of a mask that the models write in different forms -> number of entries that differ.
+        own: key paths of inputs that only the original's module has. They keep the values of the original's own run.
+        masks: name of a mask whose form differs between the models -> number of different entries.
         unmatched: key paths of the port's outputs that the original does not have.
         missing: key paths of the original's outputs that the port does not have.
         notes: further remarks, in words.
         own_masks: whether the original's own masks were used, because the port changes its masks inside the module.
-        padding: how many rows differ but don't count, because they are padding that no other row depends on.
-        other_masks: whether the port's masks were read with the original's meaning of True reversed.
+        padding: number of rows that differ but are ignored: padding on which no other row depends.
+        other_masks: whether True in the port's masks was read as the opposite of True in the original's masks.
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class CallJudgement:
 
     @property
     def worst(self) -> tuple[Place, Judged]:
-        """Return the key path of the array with the largest error, and its Judged."""
+        """Return (key path of the array with the largest error, comparison of this array)."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
@@ -90,7 +90,7 @@ def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | N
 
 
 def inputs_of(recording: ModuleRecording) -> Mapping[Any, Any]:
-    """Return the arguments of the port's first call as a dict: name, or position if it has none -> argument."""
+    """Return a dict of the arguments of the port's first call: name, or index of a positional argument -> value."""
     first = recording.calls[0]
     plain = {place: value for place, value in first.plain.items() if value is not None or len(place) > 1}
     nested: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
 
 
 def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """Return a Module (the data for pairing) for each module in `own`. `calls`: the calls of the same model."""
+    """Return a Module (the data by which modules are paired) for each of `own`. `calls`: all calls of the model."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
     each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]
@@ -134,9 +134,10 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return names of the port's modules with parameters of their own that no verdict but the whole model's covers.
+    """Return the names of the port's modules whose own parameters belong to no submodule with a verdict.
 
-    A module without an original (such as a position table) is left out if the original has its parameters elsewhere.
+    `is_judged`: position of a module -> whether it has a verdict. Modules without an original (such as a position
+    table) are left out if the original has the same parameters in other modules.
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:

@@ -85,9 +85,8 @@ def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, 
     """Return a dict: name of a module -> what is wrong in its attention between the projections, in a sentence.
 
     Args:
-        own: the original model.
-        recording: the port's recording.
-        originals: name of each port's module with a mistake in its own code -> name of its original.
+        own, recording: the original model, and the port's recording.
+        originals: name of a module of the port whose own code is wrong -> name of its original.
     """
     found = {}
     ours = [(own.modules[one.module].name, _first(one.given), _first(one.gave or {})) for one in own.calls]

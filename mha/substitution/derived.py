@@ -41,7 +41,7 @@ MOST_ARRAYS = 16
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a module computes from: input arrays, parameters, and constants.
+    """A record of what a module computes from: input arrays, parameters, and constants.
 
     Attributes:
         inputs: its input arrays.
@@ -60,7 +60,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return the parameters as pairs (matrix, bias or None); None if some can't be paired."""
+        """Return (matrix, bias or None) of each linear layer; None if the parameters are not those of linear layers."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -72,7 +72,7 @@ class Known:
 
 
 def numbers_of_module(held: Any) -> list[float]:
-    """Return the float attributes of a module. `held`: the module, or for Flax linen an object that holds it."""
+    """Return the values of a module's float attributes. `held`: the module; for Flax linen, an object that holds it."""
     owners = [held, getattr(held, "module", None)]
     found = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     return list(dict.fromkeys(value for value in found if isinstance(value, float)))
@@ -82,9 +82,9 @@ class Candidate(NamedTuple):
     """A formula that may be what a module computes from one of its inputs.
 
     Attributes:
-        of: a function: (input, Rounding) -> the result, with a bound on the rounding error of each element.
+        of: a function (input, Rounding) -> Bounded (the result with a bound on each element's rounding error).
         x: the input.
-        by_rows: whether each row of the result depends on one row of the input. Then a few rows are tried first.
+        by_rows: whether each row of the result depends on one row of the input only. If so, a few rows are tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -106,12 +106,12 @@ _PROOF = Rounding(Precision.of("float64"), probabilistic=False)
 
 
 def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> tuple[str, NDArray] | None:
-    """Return (name of a formula for a module's output, bound on each element's rounding error); None without a formula.
+    """Return (name of the formula that a module computes, bound on each element's rounding error); None if unknown.
 
     Args:
         exact: the output of the original's module in float64.
-        own: this module's output in `dtype`, or None. If its error exceeds the bound, the result is None.
-        known: the inputs, parameters and numbers of the module.
+        own: the same output computed in `dtype`; None for no check. If its error exceeds the bound, the result is None.
+        known: the inputs, parameters and numbers of the original's module.
         dtype: the port's dtype.
 
     >>> x, weight = np.array([[1.0, 2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
@@ -137,9 +137,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return the same as `bound_on` for an attention module, whose call was recorded as `problem`.
+    """Return ("attention", bound on each element's rounding error) if a module computes attention; else None.
 
-    The result is None if the reference does not give `exact` with the recorded weights, which are the port's.
+    `problem`: the port's recorded call, for which the reference must return `exact`. Other arguments: see `bound_on`.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -276,7 +276,7 @@ class FeedForward(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A formula: LayerNorm (if `centred`) or RMSNorm of x (..., n). Scale (n,) and bias (n,) may be None."""
+    """A formula: LayerNorm (if `centred`) or RMSNorm of x over its last `axes` axes. Scale and bias may be None."""
 
     x: NDArray
     axes: int
@@ -286,14 +286,14 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return the norm of x (the input, or some rows of it) with bounds on its rounding errors."""
+        """Return the norm of x (the input, or some of its rows), with bounds on the errors if `r` rounds each step."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))
 
 
 def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
-    """Yield each Norm that gives `exact` to about 1e-5; this is so coarse because some modules compute in float32."""
+    """Yield each Norm of the inputs that equals `exact` to 1e-5 (coarse, as some modules compute norms in float32)."""
     with any_numbers:
         for one in _norms_in(known):
             x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)

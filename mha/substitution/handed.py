@@ -44,14 +44,14 @@ Given = tuple[AttentionConfig, AttentionInputs]
 
 @dataclass(frozen=True)
 class Handing:
-    """A comparison of the arguments that a port's module gives to its attention function with the original's.
+    """A comparison of two modules, a port's and its original, by the arguments that they give to attention functions.
 
     Attributes:
         text: the comparison in a sentence.
         first: the first difference, in words; "" for none.
-        apart: names of what differs: "queries", "keys", "values", "scale", "sinks", "bias", "mask".
+        apart: names of the arguments that differ: "queries", "keys", "values", "scale", "sinks", "bias", "mask".
         allowed: for each call, bool (B, H, Lq, Lk), True where the port's mask lets a query attend to a key.
-        due: the same for the original's mask.
+        due: for each call, the same array for the original's mask.
     """
 
     text: str
@@ -64,15 +64,15 @@ class Handing:
 def handed_over(
     own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any
 ) -> Handing | None:
-    """Return a Handing: the arguments of a module's attention function, compared with the original's; else None.
+    """Return a comparison (Handing) of the arguments that a module and its original give to attention functions.
 
-    It is None if the calls of one of the two functions can't be read, or if the numbers of calls differ.
+    Return None if a call of either attention function can't be read, or if the numbers of calls differ.
 
     Args:
-        own: the original's modules and calls; `model` is the original model itself.
-        ready: each call of the module, with the original's call.
+        own, model: the original's modules and calls, and the original model itself.
+        ready: each call of the port's module, with the original's call.
         recording: the port's recording, with the calls of its attention functions.
-        name: name of the module.
+        name: name of the port's module.
     """
     layers = {i for i, layer in enumerate(recording.layers) if layer.name == name and layer.is_at_seam}
     theirs = [(recording.layers[call.layer].config, call.inputs) for call in recording.calls if call.layer in layers]
@@ -191,7 +191,10 @@ def _number(value: float | None) -> str:
 def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return a dict: name of a wrong module -> a Handing that compares the arguments of its attention function."""
+    """Return name of a wrong module -> a comparison of its attention function's arguments with the original's.
+
+    `path`: the port's recording. `ready`: name of a wrong module -> its calls, each with the original's call.
+    """
     recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
     said = {
@@ -205,10 +208,10 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return a dict: name of a wrong module -> a Handing, on whether its attention function is wrong or its inputs.
+    """Return name of a wrong module -> Handing: whether its attention function or the function's arguments are wrong.
 
-    A module is left out unless its layer and its attention function were both recorded. If the function itself is
-    wrong, `Handing.apart` begins with "function".
+    If the function itself is wrong, `Handing.apart` begins with "function". A module is included only if both its
+    layer and its attention function were recorded. Arguments as for `of_wrong`.
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, Handing] = {}
@@ -255,10 +258,14 @@ def _is_this(array: NDArray, allowed: NDArray[np.bool_]) -> bool:
 def with_makers_of_masks(
     report: WhereReport, ready: Mapping[str, Sequence[Substitution]], handed: Mapping[str, Handing]
 ) -> WhereReport:
-    """Return the report with a wrong mask blamed on the module that makes it, not on one that only passes it on.
+    """Return the report with a wrong mask blamed on the module that makes it, not on modules that only use it.
 
-    This concerns modules whose attention function differs from the original's in its mask alone. The module that makes
-    the mask is the innermost one around that does not get it as an input; none is blamed if the model itself gets it.
+    The maker is the innermost module around the mask's users that does not get the mask as an input. No module is
+    blamed if the model itself gets the mask. Only modules that differ in nothing but the mask count as users.
+
+    Args:
+        ready: name of a wrong module -> its calls, each with the original's call.
+        handed: name of a wrong module -> the comparison of its attention function's arguments with the original's.
     """
     results = {one.name: one for one in report.results}
     for name, handing in handed.items():
@@ -289,9 +296,9 @@ def with_makers_of_masks(
 
 
 def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
-    """Return a sentence on how config, weights or mask of a port's attention layer differ from the original's; else "".
+    """Return how a port's attention layer differs from its original in config, weights or mask; "" for no difference.
 
-    `ready`: the module's calls, each with its original's. `port`: a recording of its one attention layer.
+    `ready`: the layer's calls, each with the original's call. `port`: a recording of this layer alone.
     """
     try:
         with warnings.catch_warnings(), capture(model, probe=False) as seen:

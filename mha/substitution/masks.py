@@ -37,8 +37,9 @@ def allowed_in(mask: NDArray) -> NDArray | None:
 def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
     """Return (the port's mask in the original's form, number of entries that differ); None if either is no mask.
 
-    True in a bool mask may allow a key or exclude it. The meaning with fewer differences is taken or, with `other`, the
-    opposite one. Masks of floats to add have one meaning only; with `other`, the result is then None.
+    True in a bool mask may allow a key or exclude it. The port's mask is read with the meaning that gives fewer
+    differences or, if `other` is True, with the opposite one. If both are additive float masks, which have one meaning
+    only, `other=True` returns None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -71,13 +72,13 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """Return bool (B, L), True at output rows that should not be compared; None if there are none or it is unknown.
+    """Return bool (B, L), True at output rows that should not be compared; None if no such rows were found.
 
-    These are rows of padding, whose inputs change no other row; with `other_mask`, also fully masked queries, whose
-    output is linear in the inputs, like the mean of all values.
+    These are rows of padding: their inputs change no other row. If `other_mask` is True, they include fully masked
+    queries: their outputs are linear in the inputs (such as the mean of all values).
 
     Args:
-        exact_on: a function that runs the module on other inputs.
+        exact_on: a function that runs the module on other inputs (key path -> array) in float64.
         given: key path -> input of the module, masks among them.
         other_mask: whether a mask differs from the original's own.
     """
@@ -182,9 +183,9 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
-    """Return bool of `array`'s shape, True at elements to compare: those outside padding, and all that are not finite.
+    """Return bool of `array`'s shape, True at elements to compare: those outside padding, and all inf or NaN.
 
-    `padding`: bool (B, L). `array`: (B, L, D), (B, H, L, Lk) or integers (B, L). For other shapes the result is None.
+    `padding`: bool (B, L). `array`: (B, L, D), (B, H, L, Lk) or integers (B, L). Return None for other shapes.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

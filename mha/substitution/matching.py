@@ -31,10 +31,10 @@ class Matched:
 
 
 def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *, tables: bool = False) -> list[Matched]:
-    """Return Matched pairs of arrays (key path -> array): first by equal names, then by nearest numbers.
+    """Return pairs (Matched) of arrays of the original and of the port, found by equal key paths or nearest numbers.
 
     If the original has equal arrays at several key paths, one array of the port is paired with all of them. With
-    `tables`, a table of positions may also pair with a smaller one, and an image with its patches.
+    `tables`, a table of positions is also paired with a smaller table, and an image with rows of its patches.
 
     >>> own = {("hidden",): np.arange(6.0).reshape(1, 3, 2), ("mask",): np.ones((1, 3))}
     >>> [(one.original, one.port, one.layout) for one in match(own, {("x",): np.arange(6.0).reshape(3, 1, 2)})]
@@ -58,9 +58,9 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
 def given_apart(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> list[Matched]:
-    """Return further Matched pairs, where the original has one array twice, and the port two different arrays.
+    """Return further pairs (Matched) for arrays that the original uses twice, where the port uses two arrays.
 
-    For example, the original has `x` as query and as value, and the port has other values.
+    In the example, the original uses `x` as query and value, the port another value. `found`: pairs from `match`.
 
     >>> x = np.arange(6.0).reshape(1, 3, 2)
     >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
@@ -78,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield {key path: array}: a paired array of image patches, with the numbers in each patch in another order."""
+    """Yield {key path in the original: the port's array} for each other layout of image patches in pairs `found`."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue
@@ -194,7 +194,7 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
     """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    It is transposed or reshaped like the array in the pair `one`, which has the same two shapes.
+    `one` is a pair of arrays with the same two shapes; `theirs` is transposed or reshaped as in this pair.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

@@ -44,19 +44,19 @@ def in_which_order(
     *,
     one_framework: bool = False,
 ) -> tuple[InOrder, str]:
-    """Return whether a port's parameters, which have the original's numbers, also have them in the original's order.
+    """Return whether a port's parameters, which hold the original's numbers, hold them in the original's order.
 
     Args:
         own: name -> parameter of the original's module.
         numbers_in: name of a parameter of the original -> its array.
         port: name -> parameter of the port's module.
-        kinds: the classes of both modules.
+        kinds: (class of the original's module, class of the port's).
         dtype: the port's dtype.
-        one_framework: whether both are of one framework, where equal names and shapes mean equal layouts.
+        one_framework: whether both models are of one framework, so that equal names and shapes mean equal layouts.
 
     Returns:
         ("same", ""); ("reordered", words on each reordered parameter); or ("unseen", "") if the right order is not
-        known, for example whether a square matrix must be transposed for another framework.
+        known, for example because another framework may store a square matrix transposed.
     """
     words, seen = [], True
     for name, parameter in port.items():
@@ -105,7 +105,7 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
 
 
 def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
-    """Return in words which of the original's parameters the port lacks; "" if none, or if it has others instead."""
+    """Return in words which parameters of the original (`own`) a port lacks; "" for none, or if it has new ones."""
     theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
     lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
     if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):
@@ -134,9 +134,9 @@ def rounded_among(
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
-    """Return in words which of a port's parameters have other numbers than the original's.
+    """Return in words which parameters of a port's module have numbers that differ from the original's.
 
-    The result is "" if none has. It is also "" if all have, and their numbers are nowhere in the original model.
+    Return "" if no parameter differs, or if all differ and their numbers are nowhere in the original model.
 
     Args:
         port, own: name -> parameter of the port's module, and of the original's.

@@ -45,7 +45,7 @@ class OriginalModule:
 
     @property
     def without_numbers(self) -> str | None:
-        """Return the name of a parameter without numbers, as on the meta device; None if there is none."""
+        """Return the name of one parameter without data, such as on the meta device; None if all have data."""
         return next((name for name, one in self.parameters.items() if one.numbers.hashed is None), None)
 
 
@@ -55,10 +55,11 @@ class OriginalCall:
 
     Attributes:
         module: position of the module.
-        within: position of the outer call during which it was made; None for the model's own call.
+        within: position of the outer call during which this call was made; None for the model's own call.
         signature, arguments: the signature of the module, and name -> argument.
-        given, gave: key path -> input or output array, in NumPy; `gave` is None if the call ended in an error.
-        steady: whether its outputs were the same in a second run of the model.
+        given: key path -> input array, in NumPy.
+        gave: key path -> output array, in NumPy; None if the call ended in an error.
+        steady: whether the outputs were the same in a second run of the model.
     """
 
     module: int
@@ -232,14 +233,14 @@ class Original:
         *,
         tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
-        """Run a module alone in `dtype`, once for each entry of `givens`, and return for each run key path -> output.
+        """Run a module alone in `dtype`, once for each entry of `givens`. Return a dict per run: key path -> output.
 
         Args:
-            call: the call whose arguments are used.
-            givens: for each run, key path -> array that replaces an input of the call.
-            replace: position of a submodule -> for each of its calls, key path -> array that replaces an output. The
-                submodule's inputs are then returned too, at key paths (PASSED, position, number of the call, ...).
-            tell: whether the replaced outputs are returned too, at (GAVE, position, number of the call, ...).
+            call: the call of the module whose arguments are used.
+            givens: for each run, a dict: key path -> array that replaces an input of the call.
+            replace: position of a submodule -> a dict for each of its calls: key path -> array that replaces an output.
+                The inputs of these calls are returned too, at key paths (PASSED, position, number of the call, ...).
+            tell: whether the outputs of these calls are returned too, at (GAVE, position, number of the call, ...).
 
         Raises:
             SpecError: the module can't be run on these arrays.
@@ -264,7 +265,10 @@ class Original:
     def pull(
         self, call: OriginalCall, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str
     ) -> Pulled:
-        """Run a module alone, forward and backward, in `dtype`. Return outputs and gradients. SpecError if it fails."""
+        """Return a module's outputs and gradients in `dtype`. SpecError if it can't be run.
+
+        `given`: key path -> array that replaces an input. `cotangents`: key path of an output -> its gradient.
+        """
 
         def native(place: Place, leaf: Any) -> Any:
             own = self.hooks.as_array(leaf)

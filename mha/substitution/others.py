@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, Judged) for each mask that the port gives to a submodule, but the original does not."""
+    """Yield (key path, comparison) for each mask of the port (in `given`) that equals none of the original (`own`)."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,9 +36,10 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, Judged) for each array of wrong indices (such as positions) that the port gives to a submodule.
+    """Yield (key path, comparison) for each array of wrong indices (such as positions) that a port's submodule gets.
 
-    Elements count where `counted(array)` is True. If that is None, all do.
+    `own`, `given`: key path -> input in the original, and in the port. Elements count where `counted(array)` is True;
+    all count if it returns None.
     """
     for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
         right, got = own[one.original], one.array
@@ -59,11 +60,10 @@ def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) 
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """Return bool (B, L), True at padding, found in a call inside `around`; None if no call shows padding.
+    """Return bool (B, L), True at padding that was found in a call inside `around`; None if none was found.
 
     Args:
-        original: the original model.
-        around: the outer call; the calls that are tried were made during it.
+        original, around: the original model, and its call; calls made during this call are searched for padding.
         paired: positions of modules to skip, because they are judged on their own.
     """
     calls = original.calls
@@ -93,9 +93,8 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
     """Yield a sentence for each two inputs of a submodule that the port exchanges, such as keys and values.
 
     Args:
-        name: the name of the submodule.
-        pairs: its inputs in the port, paired with those in the original.
-        own: key path -> its input in the original, in float64.
+        name, pairs: the submodule's name, and its inputs in the port, paired with those in the original.
+        own: key path -> input of the submodule in the original, in float64.
         unit: the unit roundoff of the port's dtype.
     """
     for one, other in combinations(pairs, 2):
@@ -108,9 +107,9 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that says what `got` is, and what `right` is, in terms of known arrays; None if not known.
+    """Return a sentence that names what `got` equals, and what `right` equals: a known array, or a sum of two.
 
-    `got` and `right` must each equal exactly one known array, or exactly one sum of two known arrays.
+    Return None if `got` or `right` equals no known array or sum, or more than one.
 
     Args:
         what: the array, in words.

@@ -34,8 +34,7 @@ class Substitution:
     """A call of a port's module and its original's call, ready to run the original's module on the port's inputs.
 
     Args:
-        original: the original model.
-        recording: the port's recording.
+        original, recording: the original model, and the port's recording.
         call, recorded: the original's call, and the port's.
 
     Raises:
@@ -81,14 +80,13 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Run the original's module on the port's inputs. Return how the port's outputs compare with its outputs.
+        """Run the original's module on the port's inputs. Return a comparison of its outputs with the port's outputs.
 
-        True in the port's masks is taken to allow or exclude keys, whichever is nearer to the original's masks. If
-        outputs differ, the other meaning is tried, then the original's own masks, as a port may change masks inside.
+        True in the port's masks is read as "may attend" or "ignore", whichever is nearer to the original's masks. If
+        outputs differ, the other meaning is tried, then the original's own masks: a port may change masks inside.
 
-        Args:
-            parts: submodules whose outputs in the port replace those in the original. Then the module's outputs, and
-                the inputs of these submodules, depend on the module's own code only.
+        `parts`: submodules whose outputs in the port replace those in the original. Then the module's outputs, and the
+        inputs of these submodules, depend on the module's own code only.
 
         Raises:
             SpecError: the original's module can't be run; its outputs changed in a second run, or are NaN in float64
@@ -131,7 +129,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """Make later judgements read True in the port's masks with the original's meaning."""
+        """Make later calls of `judge` give True in the port's masks the same meaning as in the original's masks."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -239,10 +237,9 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return the Runs of the original's module, with submodules' outputs at (GAVE, position, number, ...).
+        """Return the outputs of the original's module, and submodules' outputs at (GAVE, position, call number, ...).
 
-        Args:
-            telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
+        `telling`: position of a submodule -> for each of its calls, key path -> array that replaces an output.
 
         Raises:
             SpecError: the module can't be run.
@@ -260,13 +257,13 @@ class Substitution:
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return the `Judged.ratio` of a port's array beside the original's at `place` in `runs`, except at padding."""
+        """Return `Judged.ratio` of a port's array against the original's at `place` in `runs`, outside padding."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return key path -> float64 output of the original's module, without replaced parts. Call `judge` first."""
+        """Return key path -> float64 output of the original's module with its own submodules. Call `judge` first."""
         return self._alone.exact
 
     @property
@@ -290,11 +287,11 @@ class Substitution:
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
-        """Return key path -> input of the original's module: the port's array if known, else the original's own."""
+        """Return key path -> input of the original's module: the port's array if there is one, else the original's."""
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return key path -> output of the original's module in float64 on `given`. SpecError if it can't be run."""
+        """Return key path -> float64 output of the original's module on `given`. SpecError if it can't be run."""
         return self.original.run(self.call, [given], "float64")[0]
 
     @property
@@ -303,11 +300,11 @@ class Substitution:
         return frozenset(self._masks)
 
     def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
-        """Return the outputs and gradients of the original's module. SpecError if it can't be run."""
+        """Return the original's outputs and gradients. SpecError if it can't be run. Arguments: see `Original.pull`."""
         return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
-        """Return the largest `Judged.ratio` of the arrays `found` beside the original's; `judge` must have run."""
+        """Return the largest `Judged.ratio` of the arrays `found`, compared with the original's. Call `judge` first."""
         ratios = [
             self._alone.judge(found[place], place).ratio
             for place, array in self.exact.items()
@@ -335,7 +332,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """Return key path of each of the original's outputs -> the port's output for it. Call `judge` first."""
+        """Return key path of an output in the original -> the port's output paired with it. Call `judge` first."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
@@ -355,7 +352,7 @@ class Substitution:
 
     @property
     def left_out(self) -> int:
-        """Return how many rows differ that `judge` did not compare, such as padding."""
+        """Return how many rows `judge` did not compare although they differ, such as rows of padding."""
         return self._left_out
 
     def _counted(self, array: NDArray) -> NDArray | None:
@@ -394,7 +391,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Return copies of the arrays with random rounding errors: each float (not in masks) times 1 + u or 1 - u."""
+        """Return copies of the arrays, each float outside masks times 1 + u or 1 - u at random (u: unit roundoff)."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {
@@ -405,7 +402,7 @@ class Substitution:
         }
 
     def turned(self) -> dict[Place, NDArray] | None:
-        """Return the inputs with their batch items in another order; None if they have no common batch of 2 or more."""
+        """Return the inputs with the batch items in another order; None if they share no batch axis of size >= 2."""
         sizes = {array.shape[0] for array in self.call.given.values() if array.ndim > 1}
         if (
             len(sizes) != 1

@@ -43,10 +43,10 @@ class Audit:
         untried: ids of the bugs that exceed the bound, but for which there was no time to compare.
         unseen: the bugs that even the error bounds can't show with these calls.
         late: whether the time ran out before every bug had been compared in every call.
-        shown_in: id of a case of the test suite -> ids of bugs in `passed` that the comparison would catch first in
-            that case; small cases first.
-        strict: the largest error that is within the bound but fails the comparison, so that a right layer may fail; 0.0
-            if there is none, and for comparisons of whole outputs.
+        shown_in: id of a case of the test suite -> ids of bugs in `passed` that the comparison catches in that case,
+            and in no smaller one.
+        strict: the largest allowed rounding error that fails the comparison. If above 0.0, right layers may fail.
+            Always 0.0 if the comparison is of whole outputs.
     """
 
     comparison: str
@@ -160,7 +160,7 @@ def audit(
         recording: the recorded calls.
         comparison: how outputs are compared.
         names: the names of the calls to use. Default: all.
-        seconds: how long each of the three searches may take, roughly.
+        seconds: roughly how long each of the searches for the Audit's `unseen`, `passed` and `shown_in` may take.
         progress: called with a text on the current step.
 
     Raises:
@@ -195,7 +195,7 @@ class Comparison:
     Attributes:
         words: its name in reports, such as "allclose(atol=0.001, rtol=0)".
         passes: (output, right output), both float64 of the same shape -> whether the test passes.
-        each: whether elements are compared one by one, so that an output fails if any slice of it fails.
+        each: whether elements are compared one by one, so that an output fails if any part of it fails.
     """
 
     words: str

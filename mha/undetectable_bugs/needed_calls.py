@@ -194,13 +194,13 @@ def need_of(bug: Bug) -> tuple[str, Asks] | None:
 
 
 def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
-    """Return whether some problem (a call) has what is needed to show the bug: see `need_of`."""
+    """Return whether some call has what it takes to show the bug (see `need_of`), such as a causal mask."""
     need = need_of(bug)
     return need is None or any(need[1](problem) for problem in problems)
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """Return a key that is equal for calls with equal settings, kinds of masks, and sizes (all above 2 count as 3)."""
+    """Return a key that is equal for calls with equal settings, kinds of masks and sizes (above 3 they count as 3)."""
     config = problem.config
     sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))

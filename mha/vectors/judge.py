@@ -60,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A verdict on each test vector, a diagnosis for each dtype with wrong answers, and files that answer no vector."""
+    """A judgement of answers: verdicts, a diagnosis for each dtype with wrong answers, files that answer no vector."""
 
     made_by: str
     digest: str
@@ -161,7 +161,7 @@ def judge(folder: Folder, answers: Path, progress: Callable[[str], None] = lambd
 
 
 def answer_in(file: Path, row: Mapping[str, Any], vector: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the arrays in an answer's file, cast to the test vector's dtype.
+    """Return the arrays in an answer's file, cast to the vector's dtype. `row`: the vector's row in the manifest.
 
     Raises:
         SpecError: the file has no output, an array that is not asked for, or one of another shape or dtype.
@@ -252,7 +252,7 @@ dtype, and in other dtypes on all that are wrong and so many that are right."""
 def explained(
     verdicts: Sequence[Verdict], given: Mapping[str, Answered], progress: Callable[[str], None]
 ) -> list[Diagnosis]:
-    """Return a Diagnosis for each dtype with wrong answers. Later dtypes only try the bugs found for the first."""
+    """Return a Diagnosis for each dtype with wrong answers. After the first, only bugs found in the first are tried."""
     found: list[Diagnosis] = []
     bugs: tuple[Bug, ...] | None = None
     differ = {one.id for one in verdicts if one.status == "differs"}

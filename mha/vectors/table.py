@@ -46,7 +46,7 @@ class Vector:
     """A test vector: a case of the test suite in one form (a whole layer, or heads without projections) and one dtype.
 
     Args:
-        form: one of FORMS.
+        form: "layer" or "heads".
         case: the case, in this form.
         dtype: the dtype of its inputs, and of answers to it.
     """
@@ -81,7 +81,7 @@ class Vector:
 
 
 def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
-    """Return the sorted names of optional features that a layer and its call have, such as "not_finite"."""
+    """Return the sorted names of a call's optional features ("not_finite", ...). `where`: True at unmasked keys."""
     inputs = problem.inputs
     found = set(Setting.of(problem).has) - {"bare", "heads"}
     found |= {"query_offset"} if inputs.mask.has_positions and np.any(np.asarray(inputs.mask.query_offset)) else set()

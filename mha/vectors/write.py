@@ -109,7 +109,7 @@ def _json(value: Any) -> str:
 
 
 def row_of(vector: Vector, wanted: Expected) -> dict[str, Any]:
-    """Return the manifest's row for a test vector, still without the bugs that it reveals and its file's digest."""
+    """Return the manifest's row for a test vector. Revealed bugs and the file's digest are added later."""
     problem = wanted.problem
     config, mask, sizes = problem.config, problem.inputs.mask, problem.sizes
     return {
@@ -168,8 +168,8 @@ def rounded_up(allowed: NDArray) -> NDArray[np.float32]:
 class Revealing:
     """A search for the bugs that test vectors reveal. Call `of` for the vectors in the order of `all_vectors`.
 
-    A bug that changed nothing in a case is skipped in its next dtype if mask, NaN and infinities are at the same
-    places.
+    To save time, a bug that changes nothing in one dtype of a case is skipped in the next dtype, if both have the same
+    mask, and NaN and infinities at the same places.
 
     Args:
         bugs: the bugs that are tried.
@@ -180,9 +180,9 @@ class Revealing:
         self._last: tuple[object, set[Bug]] = (), set()
 
     def of(self, vector: Vector, wanted: Expected) -> dict[str, list[int]]:
-        """Return the positions (in `bugs`) of the bugs that make the reference exceed an allowed error in this vector.
+        """Return "output" or "gradients" -> positions (in `bugs`) of the bugs that exceed an allowed error in a vector.
 
-        The key "output" has bugs that show in the output, "gradients" those that show in gradients alone.
+        "output" has the bugs that show in the output, "gradients" those that show in gradients alone.
         """
         shows, problem = Shows.of(wanted, vector.dtype, ("output",)), wanted.problem
         gradients = problem.inputs.cotangent is not None

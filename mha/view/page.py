@@ -31,7 +31,7 @@ class About:
 
     Args:
         name: the name of the model or the file.
-        made_with: the versions of the packages that recorded it.
+        made_with: the versions of the packages that computed the numbers.
         notes: further remarks, such as which modules were not read.
         texts: a name for each forward pass; further passes are numbered.
     """
@@ -43,7 +43,7 @@ class About:
 
 
 def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources, labels: Labels) -> tuple[Line, int]:
-    """Write the page as HTML, whole or not at all. Return the verdict on its numbers, and its size in bytes."""
+    """Write the page as HTML, whole or not at all. Return (the sentence that judges its numbers, its size in bytes)."""
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)
@@ -216,7 +216,10 @@ class Pack:
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
     def picture(self, picture: Picture) -> dict[str, Any]:
-        """Append a picture's arrays. Return a dict: name -> position in the pack, or scales of queries and keys."""
+        """Append a picture's arrays. Return a dict: name of an array -> its position in the pack.
+
+        "queriesSteps" and "keysSteps" have a scale for each head; "masks" has the number of different masks.
+        """
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
         where = picture.where
@@ -237,7 +240,7 @@ class Pack:
 def halves(array: NDArray) -> bytes:
     """Return an array (H, ...) as bytes of float16. For each head, all low bytes come first, then all high bytes.
 
-    Numbers are first rounded to three decimal digits, which float16 then keeps. Beyond its range they become infinite.
+    Numbers are first rounded to three decimal digits, which float16 keeps. Numbers beyond its range become infinite.
     """
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -253,7 +256,7 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """Return (bytes, steps): an array (H, ...) as 16-bit integers round(x / step) + 256, or 65535 if not finite.
+    """Return an array (H, ...) as (bytes, a step for each head): uint16 round(x / step) + 256, or 65535 if not finite.
 
     >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
@@ -268,7 +271,7 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Return the signed ratios `shares` as logarithms, int8, to within 10 %.
+    """Return the ratios `shares` as int8, on a logarithmic scale that keeps the sign, and the size to within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
     [0, 96, -84, 60, 120, -128]
@@ -281,7 +284,7 @@ def codes(shares: NDArray) -> NDArray[np.int8]:
 
 
 def blocks(weights: NDArray, side: int) -> NDArray[np.uint8]:
-    """Return the largest weight w of each block of side x side keys and queries, as uint8 round(255 * sqrt(w))."""
+    """Return the largest weight w in each block of `side` queries x `side` keys, as uint8 round(255 * sqrt(w))."""
     heads, *lengths = weights.shape
     room = [(0, 0), *((0, -length % side) for length in lengths)]
     padded = np.pad(np.nan_to_num(weights, nan=1.0), room)

@@ -29,7 +29,7 @@ class Part:
             keys.
         is_cross: whether queries and keys are of different sequences, so that their positions can't be compared.
         heads: the heads that are shown.
-        is_exact: True for every weight, to three digits; False for one number for each block of weights.
+        is_exact: True if every weight is shown, to three digits; False if one number is shown for a block of weights.
     """
 
     layer: str
@@ -93,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return the Parts that a run of the model will have, one for each chosen layer and text (of `lengths` tokens).
+    """Return a Part for each text (of `lengths` tokens) and each chosen layer of a model (`sizes`: name, config).
 
     Raises:
         SpecError: as `plan`.
@@ -208,7 +208,7 @@ def block(part: Part) -> int:
 def data_bytes(part: Part, *, has_other: bool) -> int:
     """Return the size in bytes of one Part's arrays for one batch item.
 
-    If weights are exact, each takes two bytes, one more byte if it is compared, and a bit for the mask; each channel of
+    An exact weight takes two bytes, one more byte if it is compared (`has_other`), and a bit for the mask. A channel of
     a query or key takes two bytes. Otherwise each block of weights takes one byte.
     """
     if not part.is_exact:
@@ -220,7 +220,7 @@ def data_bytes(part: Part, *, has_other: bool) -> int:
 
 
 def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return an upper bound on the size in bytes of a page with these Parts, before compression."""
+    """Return an upper bound on a page's bytes before compression. `has_other`: whether weights are compared."""
     total = FRAME
     for part in parts:
         lengths = (part.query_len + part.key_len) * TOKEN

@@ -20,7 +20,7 @@ class LayerLine:
     """A row in the page's table of layers, for one Part (one layer in one forward pass).
 
     Attributes:
-        cells: RECORDED or name of a backend -> (text of error / allowed error, whether the ratio is at most 1).
+        cells: "recorded" or name of a backend -> (text of error / allowed error, whether the ratio is at most 1).
         apart: text of the largest difference / allowed difference of compared weights; "" if none are compared.
         notes: remarks, for example on fully masked rows.
     """

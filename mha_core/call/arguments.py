@@ -27,9 +27,9 @@ class ArraySpec(NamedTuple):
 
 
 class CallSizes(NamedTuple):
-    """The sizes of one call; key_len counts the past_len keys of a cache too.
+    """The sizes of one call: B, Lq, Lk and Lp. `key_len` includes the `past_len` keys of a decoding cache.
 
-    Sizes are integers; while a framework traces, they may also be its symbols, or None where unknown.
+    Sizes are integers. While a framework traces, they may be symbolic sizes of the framework, or None where unknown.
     """
 
     batch: Any
@@ -64,7 +64,7 @@ def settled(name: str, given: Any) -> Any:
 
     Args:
         name: the argument's name, for the error.
-        given: the argument. An array of another byte order becomes one of this machine's.
+        given: the argument. An array of another byte order is converted to the native one.
 
     Raises:
         SpecError: a list that makes no array, such as [[1], [2, 3]].
@@ -89,14 +89,14 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """Return a copy of the dataclass `one` with other fields; unlike `replace`, it does not run `__post_init__`."""
+    """Return `dataclasses.replace(one, **changes)`, made without a call of `__post_init__`."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
 
 
 def settled_window(window: Any) -> Any:
-    """Return a window as a tuple of Python integers if it is a list or has NumPy integers; anything else unchanged.
+    """Return a list or tuple as a tuple, with NumPy integers converted to Python's; return anything else unchanged.
 
     >>> settled_window([np.int64(2), None])
     (2, None)
@@ -112,9 +112,9 @@ def is_numbers(given: Any) -> bool:
 
 
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
-    """Return numbers, one or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
+    """Return `given`, a number or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
-    A `given` without real numbers, or with a `dtype` outside DTYPES, is returned unchanged; `check_call` refuses it.
+    If `given` has no real numbers, or `dtype` is not in DTYPES, nothing is rounded; `check_call` then raises an error.
 
     Raises:
         SpecError: a list that is no array, or a finite number that becomes infinite.
@@ -133,7 +133,7 @@ def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
 
 
 def holds_long_integers(array: Any) -> bool:
-    """Return whether an array of objects holds integers, some of them beyond 64 bits."""
+    """Return whether `array` has dtype object and holds integers alone, at least one of them beyond 64 bits."""
     if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
         return False
     return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)
@@ -146,7 +146,7 @@ def is_convertible(array: Any) -> bool:
 
 
 def holds_arrays(given: Any) -> bool:
-    """Return whether a list holds arrays of a framework, at any depth."""
+    """Return whether `given` is an array of a framework (not of NumPy), or a nested list that holds one."""
     if isinstance(given, (list, tuple)):
         return any(holds_arrays(part) for part in given)
     return hasattr(given, "shape") and not isinstance(given, (np.ndarray, np.generic))

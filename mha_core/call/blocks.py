@@ -52,13 +52,13 @@ class Operands(NamedTuple, Generic[Array]):
 
 
 def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
-    """Return how many queries to compute at once: all, or the power of two whose scores fit the budget.
+    """Return how many queries to compute at once: all, or a power of two (at least 32): the largest that fits `budget`.
 
     Args:
         query_len: Lq.
         bytes_per_query: bytes that one more query adds to the block's scores: Lk * itemsize, times the heads that
             are computed at once.
-        budget: the most bytes of scores in a block, so that they fit in the processor's caches.
+        budget: the most bytes that a block's scores may have, so that they fit in the processor's caches.
 
     >>> query_block(2048, 2048 * 4, budget=2**21)
     256
@@ -81,14 +81,14 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """An interval of keys for each query, allowed by `valid_lens`, `causal` and `window`: first <= key < stop.
 
-    `first` and `stop` are integer arrays, broadcastable to (B, Lq). `allowed` and `bias` are ignored.
+    `first` and `stop` are integer arrays, broadcastable to (B, Lq). The mask's `allowed` and `bias` are ignored.
     """
 
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
 
     def keys(self, items: slice, queries: slice) -> slice:
-        """Return the slice of keys that any of these queries of these batch items may attend to; it can be empty."""
+        """Return the smallest slice with all keys that any of these queries, in any of these items, may attend to."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         first, stop = np.broadcast_arrays(first, stop)
         open_rows = first < stop
@@ -97,7 +97,7 @@ class Reach(NamedTuple):
         return slice(int(first[open_rows].min()), int(stop[open_rows].max()))
 
     def is_open(self, items: slice, queries: slice, keys: slice) -> bool:
-        """Return whether all of these queries of these batch items may attend to all of these keys."""
+        """Return whether each of these queries, in each of these batch items, may attend to all of these keys."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         return bool((first <= keys.start).all() and (stop >= keys.stop).all())
 

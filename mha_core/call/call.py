@@ -35,7 +35,7 @@ class Call(Generic[Array]):
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
             also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
-        mask: what decides which keys each query may attend to, as the caller gave it.
+        mask: the AttentionMask that the caller gave. It says which keys each query may attend to.
         dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None if dropout is off or draws its own numbers.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. Past keys stand before
             new ones; Lk counts both, in the mask too.
@@ -60,7 +60,7 @@ class Call(Generic[Array]):
     def map(self, convert: Any) -> Call[Any]:
         """Return this call with `convert(name, array)` in place of each float array, `dropout_keep` and rotary array.
 
-        The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
+        The mask is not converted. A list as `dropout_keep` becomes a NumPy array first (see `mha_core.call.arguments`).
         """
         floats = {name: getattr(self, name) for name in FLOATS}
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
@@ -70,7 +70,7 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """Return this call with a head axis in its mask and keep-mask, as a layer with one head takes them.
+        """Return this call with a head axis in `mask` and `dropout_keep`, as a layer with one head takes them.
 
         `insert_axis` makes an array (B, Lq, Lk) into (B, 1, Lq, Lk). Queries, keys and values do not change.
         """
@@ -84,7 +84,7 @@ class LayerSpec(NamedTuple):
     Args:
         num_heads: H.
         widths: the layer's (Dq, Dk, Dv); None where it takes any.
-        head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
+        head_shapes: (number, width) of the heads of queries, keys and values; None for a layer without heads.
         split: whether queries, keys and values may be given split into heads.
         dtype: the dtype in which the layer computes, by name; None where it computes in the dtype of its inputs.
         rotary: the settings of its rotary positions; None without them.
@@ -99,6 +99,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """Return the LayerSpec of a config. `widths`: (Dq, Dk, Dv), each None if unknown. Default: the config's."""
+        """Return the LayerSpec of a config. `widths` (Dq, Dk, Dv), each None if unknown, replace the config's own."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

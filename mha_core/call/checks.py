@@ -39,7 +39,7 @@ def check_call(
     Args:
         call: the arguments of the layer.
         layer: the properties of the layer.
-        describe: turns an array of the caller's framework, or of NumPy, into an ArraySpec; None for any other.
+        describe: returns the ArraySpec of an array of the caller's framework or of NumPy, and None for other objects.
 
     Raises:
         SpecError: naming the first argument that does not fit, the rule, and what was given.
@@ -80,7 +80,7 @@ def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
 
     Args:
         valid_lens, query_offset: as in an AttentionMask, in NumPy; None where their numbers are not known.
-        key_len: Lk; None if it is not known, and then lengths are not checked.
+        key_len: Lk. None means that it is not known; then `valid_lens` is not checked.
     """
     if valid_lens is not None and key_len is not None:
         check_valid_lens(valid_lens, key_len)
@@ -108,7 +108,7 @@ def check_dropout_keep(dropout_keep: Any, *, training: bool) -> None:
 
 
 def check_layer_dtype(name: str, dtype: str, layer_dtype: str | None) -> None:
-    """Raise SpecError unless an input has the dtype that the layer computes in: nothing is cast silently."""
+    """Raise SpecError if the input `name` has a `dtype` other than the layer's. `layer_dtype=None` allows any dtype."""
     if layer_dtype is not None and dtype != layer_dtype:
         raise SpecError(f"{name} must have the dtype of the layer, {layer_dtype}. Got {dtype}.")
 

@@ -72,7 +72,7 @@ class AttentionInputs:
 
     @property
     def is_training(self) -> bool:
-        """Return whether this is a training step: a given keep-mask makes it one."""
+        """Return whether this is a training step, which is so if `dropout_keep` is given."""
         return self.dropout_keep is not None
 
     def leaves(self) -> dict[str, NDArray]:
@@ -94,8 +94,8 @@ class AttentionInputs:
         """Return this call in a framework's arrays.
 
         Args:
-            leaves: the framework's arrays in place of those of `leaves()` and `tables()`, by the same names.
-            convert: (name, array) -> the framework's array, for every other array: lengths, offsets, masks.
+            leaves: name -> the framework's array, for every array in `leaves()` and `tables()`.
+            convert: (name, array) -> the framework's array. It is called for all other arrays: lengths, offsets, masks.
         """
 
         def of(name: str, array: NDArray) -> Any:
@@ -121,8 +121,8 @@ class AttentionInputs:
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
         """Return these inputs with rotary tables in place of positions, if a traced layer can't compute the angles.
 
-        It can't if angles depend on the largest position, whose value is unknown while tracing. It still can if the
-        caller gives no positions, so that they are counted, and if the sizes of the call are known (`sizes`).
+        Some frequency rules need the largest position. It is unknown while tracing if the call gives positions, or an
+        array as `query_offset`, or if the sizes of the call are unknown (`sizes=False`).
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
@@ -131,13 +131,13 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """Return the rotary tables of queries (all, or `rows`) and of all new keys; None without rotary positions."""
+        """Return rotary tables of the queries (all, or those in `rows`) and new keys; None without rotary positions."""
         if config.rotary is None:
             return None
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
-        """Return the sizes of this run. Raises SpecError if it does not fit `config`, or `dtype` (None: any dtype)."""
+        """Return the sizes of this run. SpecError if the inputs do not fit `config`, or `dtype` (None: any dtype)."""
         sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
         check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
         if config.rotary is not None:

@@ -33,9 +33,9 @@ class AttentionMask:
         causal: query i stands at position query_offset + i; key j is allowed iff j <= that position.
         query_offset: an integer, or integers (B,), in -2**31..2**31 - 1. 0 aligns queries and keys at their first
             elements (top-left), Lk - Lq at their last (bottom-right); with a decoding cache it is
-            the number of past keys. Without `causal` and `window` it has nothing to act on.
+            the number of past keys. It matters only with `causal` or `window`.
         window: (left, right); key j is allowed iff position - left <= j <= position + right.
-            None in it is unbounded. The query's own position is not counted.
+            None means no limit on that side. (0, 0) allows the key at the query's own position alone.
 
     Lists and numbers become arrays of NumPy here (see `mha_core.call.arguments`), except a bias: see `with_bias_in`.
 
@@ -113,9 +113,9 @@ class AttentionMask:
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """Return (left, right): key j is allowed iff position - left <= j <= position + right. None is unbounded.
+        """Return (left, right): key j is allowed iff position - left <= j <= position + right. None means no limit.
 
-        This combines `window` and `causal`, which is a right limit of 0; a key must pass both.
+        The limits are those of `window`. With `causal`, the right limit is at most 0.
 
         >>> AttentionMask(causal=True, window=(2, 3)).limits
         (2, 0)
@@ -137,7 +137,7 @@ class AttentionMask:
 
 
 def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """Return a keep-mask (B, Lq, Lk) as (B, 1, Lq, Lk), made by `insert_axis`: see `Call.for_one_head`."""
+    """Return the dropout mask `keep`, (B, Lq, Lk), with a head axis, (B, 1, Lq, Lk), made by `insert_axis`."""
     return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
@@ -156,7 +156,7 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
 
 
 def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Return (first, stop): `causal` and `window` allow key j iff first <= j < stop; None is unbounded.
+    """Return (first, stop): `causal` and `window` allow key j iff first <= j < stop. None means no limit.
 
     Both are integers (1 or B, Lq), and may be below 0 or above Lk. Query i stands at position `query_offset` + i.
 
@@ -204,9 +204,9 @@ def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
 
 
 def additive_bias(mask: AttentionMask) -> NDArray:
-    """Return the bias to add to the scores: `mask.bias`, which must be given, with rank 4 and 0 in place of each -inf.
+    """Return the bias to add to the scores: `mask.bias` with rank 4, and with 0 in place of -inf.
 
-    `allowed_keys` excludes the keys with -inf.
+    `mask.bias` must not be None. `allowed_keys` excludes the keys with -inf.
     """
     bias = _as_rank_4(np.asarray(mask.bias))
     return np.where(np.isneginf(bias), 0.0, bias)

@@ -29,19 +29,19 @@ class Stages(NamedTuple, Generic[Array]):
 
 
 class Attended(NamedTuple, Generic[Array]):
-    """The result of the fast path, without weights: the output (B, Lq, Do), and, if asked for, all keys and values."""
+    """A result of the fast path: the output (B, Lq, Do), and, if requested, keys and values, which include the past."""
 
     output: Array
     present: tuple[Array, Array] | None
 
 
 def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
-    """Return the stages of a result, by name."""
+    """Return stage name -> array, for the stages that a result has."""
     return {name: getattr(made, name) for name in STAGES if hasattr(made, name)}
 
 
 def returned(made: Stages[Any] | Attended[Any], *, return_weights: bool, return_present: bool) -> Any:
-    """Return the result of a layer's call: the output, or a tuple with the weights and `present` that are requested.
+    """Return a layer's result: the output, or a tuple of output, weights and present (keys, values), as requested.
 
     >>> returned(Attended("output", ("keys", "values")), return_weights=False, return_present=True)
     ('output', ('keys', 'values'))

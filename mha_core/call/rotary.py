@@ -21,13 +21,13 @@ from mha_core.parts.rotary import Rotary, Table, axis_of_pairs, tables
 
 
 class Tables(NamedTuple):
-    """A pair of rotary tables for one call: for its queries, and for its new keys; None without rotary positions."""
+    """A pair of rotary `Table`s for one call: of its queries, and of its new keys. None and None without rotary."""
 
     queries: Any = None
     keys: Any = None
 
     def map(self, convert: Callable[[Any], Any]) -> Tables:
-        """Return these tables with `convert(array)` in place of each array; a shared table is converted once."""
+        """Return a copy with `convert(array)` in place of each array. A table in both places is converted once."""
         queries = Table(*map(convert, self.queries))
         return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 
@@ -123,7 +123,7 @@ PLACES = tuple(signature(RotaryInputs.of).parameters)
 def positions_of(
     given: RotaryInputs | None, query_offset: Any, sizes: CallSizes
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Return the positions of queries and new keys: as given, else counted from query_offset and Lp."""
+    """Return the positions of queries and new keys: the given ones, else `query_offset` + i and Lp + j."""
     if given is not None and given.positions is not None:
         queries = np.asarray(given.positions)
         return queries, queries if given.key_positions is None else np.asarray(given.key_positions)
@@ -134,7 +134,7 @@ def positions_of(
 
 
 def tables_of_call(settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes) -> Tables:
-    """Return the tables of a call in NumPy: those that are given, else made of its positions in float64."""
+    """Return the rotary tables of a call in NumPy: the given ones, else tables made from its positions in float64."""
     if given is not None and given.has_tables:
         return given.tables()
     of_queries, of_keys = positions_of(given, query_offset, sizes)
@@ -222,7 +222,7 @@ def as_tables(
     sizes: CallSizes,
     rows: tuple[int, ...] | None = None,
 ) -> RotaryInputs:
-    """Return RotaryInputs with tables in place of positions: of all queries or of `rows`, and of all new keys."""
+    """Return RotaryInputs with tables in place of positions, for the queries (all, or those in `rows`) and new keys."""
     made = tables_of_call(settings, given, query_offset, sizes)
     cos, sin = (table if rows is None else table[:, rows] for table in made.queries)
     return RotaryInputs(None, None, cos, sin, *made.keys)
@@ -230,7 +230,7 @@ def as_tables(
 
 @lru_cache(maxsize=16)
 def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
-    """Return `tables_of_call` for positions that are counted from `query_offset`. The last results are cached."""
+    """Return the rotary tables of a call whose query i stands at `query_offset` + i. The last results are cached."""
     made = tables_of_call(settings, None, query_offset, sizes)
     for table in made:
         for array in table:
@@ -260,10 +260,10 @@ DIGITS, BASE = 4, 256
 
 @lru_cache(maxsize=4)
 def digit_tables(settings: Rotary) -> Table:
-    """Return cosine and sine (DIGITS, BASE, r / 2) of the angle that each base-256 digit of a position adds.
+    """Return cosine and sine (DIGITS, BASE, r / 2) of each base-256 digit's angle, by place, digit and rotary pair.
 
-    In float32, position * frequency is too coarse. So each digit's angle is made in float64, and angles are added:
-    cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    In float32, position * frequency is too coarse. So callers combine float64 tables of the position's
+    digits: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
         SpecError: as for `traced_frequencies`.

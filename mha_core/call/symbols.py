@@ -74,7 +74,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return a call's arrays of type `kind` by name, and a tuple of (field, value) for the mask's other fields."""
+    """Return name -> array, for a call's arrays of type `kind`, and (field, value) of mask fields of other types."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}
@@ -82,7 +82,7 @@ def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
 
 
 def put_together(arrays: Mapping[str, Any], rules: Rules) -> Call[Any]:
-    """Return the Call that `taken_apart` has split."""
+    """Return the Call from the two results of `taken_apart`."""
     of_call = {name: arrays[name] for name in (*FLOATS, "dropout_keep") if name in arrays}
     of_rotary: dict[str, Any] = {name: arrays[name] for name in ARRAYS if name in arrays}
     of_mask: dict[str, Any] = {name: arrays[name] for name in arrays if name not in of_call and name not in of_rotary}

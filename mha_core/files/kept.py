@@ -84,7 +84,7 @@ class Kept:
 def kept_folder() -> Path | None:
     """Return the cache folder: the one that `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
 
-    None if the variable is "off", or if the user has no home folder.
+    Return None if the variable is "off", or if the user has no home folder.
     """
     setting = os.environ.get(SETTING, "")
     if setting:
@@ -106,7 +106,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def passed_over(folder: Path) -> str:
-    """Return a line about cache files that are ignored because other users own or can write them; "" without any."""
+    """Return a line about cache files that are ignored because other users own or can write them; "" if none are."""
     found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
     if not found:
         return ""
@@ -115,7 +115,7 @@ def passed_over(folder: Path) -> str:
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
-    """Return a folder's name with a digest of package versions and of other texts, such as flags or `machine()`.
+    """Return a folder name made of `versions` and a digest of them and of `others`, such as flags or `machine()`.
 
     >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
     False
@@ -146,7 +146,7 @@ def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Remove the least recently used cache files, down to `most_bytes` / 2, if they exceed `most_bytes` together."""
+    """If cache files together exceed `most_bytes`, remove the least recently used ones, down to `most_bytes` / 2."""
     found = sorted(pieces(folder), key=lambda piece: piece[1].st_mtime)
     size = sum(status.st_size for _, status in found)
     if size <= most_bytes:

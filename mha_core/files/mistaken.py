@@ -84,7 +84,7 @@ def _methods(one: ast.ClassDef) -> set[str]:
 
 
 def layer_in(path: Path) -> str:
-    r"""Return the name of the class of a framework's layer that `spec_of` names, which is no subject; "" for others.
+    r"""Return NAME of `spec_of(path)`, "MODULE:NAME", if it is a class with a method such as `forward`; else "".
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,10 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 
 def spec_of(path: Path) -> str:
-    """Return MODULE:NAME for a Python file, with "NAME" as a placeholder; a text of this form is unchanged."""
+    """Return MODULE:NAME for a function or class in a Python file. If it has none, NAME is the literal "NAME".
+
+    A `path` that has this form already is returned unchanged.
+    """
     meant = re.search(r"write ([\w.]+:\w+)", spec_meant(str(path)))
     return str(path) if names_code(path) else meant[1] if meant else f"{path.stem}:NAME"
 

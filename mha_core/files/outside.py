@@ -16,7 +16,7 @@ LARGEST_INTEGER = 2**63 - 1
 
 
 def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> Any:
-    """Parse a text in JSON that may come from anybody.
+    """Parse a JSON text that may come from anybody, and return its value.
 
     Args:
         text: the text of the file.
@@ -61,7 +61,7 @@ def parse_json_object(text: str | bytes, *, what: str, any_integer: bool = False
 
 
 def parse_toml(text: str, *, what: str) -> dict[str, Any]:
-    """Parse a text in TOML that may come from anybody. Raises SpecError as `parse_json` does.
+    """Parse a TOML text that may come from anybody, and return its table. Raises SpecError as `parse_json` does.
 
     >>> parse_toml("heads = 1e400", what="mine.toml")
     Traceback (most recent call last):

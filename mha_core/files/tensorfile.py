@@ -116,7 +116,7 @@ def seal_file(path: Path) -> None:
 
 
 def sealed_header(raw: bytes) -> bytes:
-    """Return the header with its digest in place of UNSEALED, and with sorted metadata; its length stays the same.
+    """Return the header `raw` with sorted metadata and with its digest in place of UNSEALED; the length stays the same.
 
     The package safetensors writes metadata in any order, but equal arrays must give equal files.
     """

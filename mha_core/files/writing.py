@@ -27,11 +27,10 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
     Args:
         path: the path that the user gave.
         what: the beginning of messages, such as the option "--json".
-        force: how the user can allow that an existing file is replaced; "" if that is always allowed.
+        force: the option, for messages, that lets an existing file be replaced; "" if it may always be replaced.
 
     Raises:
-        SpecError: it is a folder, its folder does not exist or can't be written to, or the file exists and `force` is
-            not "".
+        SpecError: `path` is a folder, its folder is missing or not writable, or the file exists and `force` is not "".
 
     >>> check_output("/nowhere/report.json", what="--json")
     Traceback (most recent call last):
@@ -60,7 +59,7 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
 
 
 def check_different(**named: Path | None) -> None:
-    """Raise SpecError if two of these paths are one file; a device may be named twice.
+    """Raise SpecError if two of these paths are one file. A device such as /dev/null may be given twice.
 
     >>> check_different(json=Path("report"), html=Path("./report"))
     Traceback (most recent call last):
@@ -79,9 +78,9 @@ def check_different(**named: Path | None) -> None:
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Return a context with a temporary path; its file replaces `path` if the block raises nothing, else it is removed.
+    """Return a context manager that gives a temporary path. After the block, the file written there replaces `path`.
 
-    The temporary path has the suffix of `path`. Raises OSError if the disk is full or a folder is gone.
+    If the block raises, the temporary file is removed. It has the suffix of `path`. OSError: disk full, or no folder.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with written_whole(Path(folder) / "notes.txt") as temporary:

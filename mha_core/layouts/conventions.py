@@ -13,7 +13,7 @@ from mha_core.weights import Weights, check_weights
 
 
 def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> NDArray[np.int64]:
-    """Return indices (d,) of a head's channels that change one kind of rotary pairs to the other.
+    """Return indices (d,) that reorder a head's channels, from one convention of rotary pairs to the other.
 
     Args:
         settings: the layer's rotary settings, whose own `interleaved` is not used.
@@ -34,7 +34,7 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
 
 
 def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) -> tuple[AttentionConfig, Weights]:
-    """Return an equal layer with rotary pairs (2 k, 2 k + 1) if `interleaved`, else (k, k + r / 2).
+    """Return config and weights of the layer with rotary pairs (2 k, 2 k + 1) if `interleaved`, else (k, k + r / 2).
 
     Rows of q_proj and k_proj are reordered, and so are biases, norm weights and the additive score's matrices. The
     channels of projected queries and keys, and so of a cache, have the new order. Every other result stays the same.

@@ -40,7 +40,7 @@ def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the row numbers of queries, then keys, then values, if each of 4 blocks has queries, values, keys.
+    """Return the row numbers of queries, then keys, then values, in a fused matrix of 4 blocks (queries, values, keys).
 
     >>> by_quarters(4, 4, 1)
     array([ 0,  3,  6,  9,  2,  5,  8, 11,  1,  4,  7, 10])
@@ -61,7 +61,7 @@ class FusedLayout(Layout):
         order: (H, G, d) -> the row numbers of queries, then keys, then values, such as `in_a_row`.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
-        of: the model or library whose layers have this layout, for the summary.
+        of: the beginning of `summary`: the library whose layers have this layout.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ class Layout(ABC):
         name: its name for `mha convert --from`.
         summary: whose layout it is, in a line.
         separator: the text between the components of a name, and between a layer's prefix and the name.
-        required: names that every layer of this layout has; the output projection's name is the last.
-        optional: names that it may have besides; the output projection's name is the last.
+        required: names of arrays that every layer of this layout has; the output projection's array is the last.
+        optional: names of arrays that it may have besides; the output projection's array is the last.
         foreign: names that rule this layout out: they belong to another layout with the same required names.
         framework: the name of the backend whose framework has the layer; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
@@ -50,8 +50,8 @@ class Layout(ABC):
         """Return config and canonical weights of one layer; copies, in the arrays' dtype.
 
         Args:
-            arrays: the layer's arrays by relative name; others are refused.
-            num_heads: H. Needed unless `carries_heads`; if that is True, it must agree with the shapes.
+            arrays: relative name -> array of the layer; an array of any other name is refused.
+            num_heads: H. Required unless `carries_heads` is True; then it may be None, but must agree with the shapes.
             num_kv_heads: G. Default: H, or what the shapes say.
 
         Raises:
@@ -78,7 +78,7 @@ class Layout(ABC):
         return [prefix for prefix, missing in self.places(names).items() if not missing]
 
     def places(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return prefix -> the required arrays that are missing there in `names`; () for a whole layer.
+        """Return prefix of a layer -> the required arrays that `names` lacks there; () for a complete layer.
 
         A prefix is listed if it has any array of the projections of queries, keys and values, even a bias. An output
         projection alone does not count, because other modules have such names too.
@@ -112,10 +112,7 @@ class Layout(ABC):
         return {name: start + name for name in wanted if start + name in there}
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether the given matrices, by relative name, have as many axes as those of the layout.
-
-        Layouts that carry the heads have one axis more, for the heads.
-        """
+        """Return whether the matrices in `shapes` (relative name -> shape) have 2 axes, or 3 if `carries_heads`."""
         wanted = 3 if self.carries_heads else 2
         return all(len(shapes[name]) == wanted for name in self.required if name in shapes)
 
@@ -130,7 +127,7 @@ class Layout(ABC):
 
 
 def heads_or_error(layout: Layout, num_heads: int | None) -> int:
-    """`num_heads`, or SpecError where the arrays can't tell it."""
+    """Return `num_heads`. SpecError if it is below 1, or None: arrays of this layout don't show the number of heads."""
     if num_heads is None:
         raise SpecError(f"layout {layout.name!r} does not say how many heads there are; give num_heads (--num-heads)")
     if num_heads < 1:
@@ -140,8 +137,6 @@ def heads_or_error(layout: Layout, num_heads: int | None) -> int:
 
 def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: int | None = None) -> AttentionConfig:
     """Return the config of canonical weights; all sizes except the number of heads follow from the shapes.
-
-    `num_kv_heads` follows from the rows of k_proj, because keys and queries are equally wide.
 
     Raises:
         SpecError: the rows can't be split into that many heads, or the shapes contradict each other.
@@ -235,9 +230,8 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """Return copies of the gradients with canonical names, order and shapes, in their own dtype.
 
-    Layouts refuse arrays with NaN or infinity, which gradients may have. So arrays of indices are converted in their
-    place, and the gradients are then taken by index. Gradients of biases that the config lacks are dropped, since some
-    layers have one switch for all biases.
+    Gradients may have NaN or infinity, which layouts refuse. So the layout converts arrays of indices, by which
+    the gradients are then reordered. Gradients of biases that the config lacks are dropped.
 
     Args:
         layout: the layout of the layer.
@@ -245,7 +239,7 @@ def canonical_gradients(
         gradients: relative name -> gradient, for each of the layer's arrays.
 
     Raises:
-        SpecError: an array is missing, unknown, or fits no such layer; or the layer is not one of this config.
+        SpecError: an array is missing, unknown, or fits no such layer; or a shape is not what `config` says.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig

@@ -28,8 +28,7 @@ class PackedLayout(Layout):
         packs: name of a matrix -> the projections in it.
         out: the name of the output projection's matrix.
         bias_of: name of a matrix -> name of its bias.
-        interleaved: whether rows are ordered (head, projection, width), as MXNet's operators have
-            them; otherwise (projection, head, width).
+        interleaved: whether rows are ordered (head, projection, width), as in MXNet; else (projection, head, width).
         transposed: whether matrices are (in, out).
         one_switch: whether a layer has all biases or none; otherwise each matrix has its own bias or none.
         bias_is_row: whether biases are matrices of one row.
@@ -117,7 +116,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits` is true and, if `checks_sizes`, each matrix has rows for its projections."""
+        """Return whether `Layout.fits` and, if `checks_sizes`, a matrix's rows are projections * columns of `out`."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)

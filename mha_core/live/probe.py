@@ -70,11 +70,10 @@ class Probe:
 
     Attributes:
         batch, query_len, key_len: its sizes.
-        mask: the one field of an AttentionMask that it has, such as "causal"; None for no mask.
+        mask: the one field of its AttentionMask that is set, such as "causal"; None for no mask.
         times: a factor on its inputs.
         self_attention: whether queries, keys and values are one array.
-        rows: the queries whose results are compared; None for all. In a long call a few are enough: each depends on all
-            keys.
+        rows: indices of the queries whose results are compared; None for all. In a long call a few are enough.
     """
 
     batch: int
@@ -131,8 +130,8 @@ class Reading:
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
         meant: inputs -> inputs that include what the layer adds itself, such as its own window in the mask.
-        natives: names under which `mha check` tests the framework's own layer of this kind; its known deviations are
-            looked up by them.
+        natives: names under which `mha check` tests the framework's own layer of this kind. Known deviations of that
+            layer are looked up by these names.
     """
 
     name: str
@@ -161,10 +160,10 @@ def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
 def check_reading(reading: Reading) -> None:
     """Run a live layer on PROBES; raise SpecError if its results differ from the reference's with the same weights.
 
-    Rows without an allowed key are not compared, because every framework deviates from the definition there.
+    Rows without an allowed key are not compared, because every framework deviates from the reference there.
 
     Raises:
-        SpecError: it computes something else (the message has the first difference), or could not be run.
+        SpecError: the layer computes something else (the message has the first difference), or could not be run.
 
     >>> from mha_core import AttentionConfig, init_weights, reference
     >>> config = AttentionConfig(6, 2)

@@ -46,7 +46,7 @@ LINEAR = 0.5
 def rounding_error(
     state: State, dtype: str, squared_parameters: Mapping[str, NDArray] | None = None
 ) -> dict[str, NDArray]:
-    """Return the allowed error of each element of `weights`, `heads` and `output` of a layer with scaled dot products.
+    """Return "weights", "heads", "output" -> allowed error of each element, for a layer with scaled dot products.
 
     Args:
         state: the State of a reference run, with weights and inputs rounded to `dtype`.

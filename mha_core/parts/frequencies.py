@@ -33,7 +33,7 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 class FrequencyRule:
     """A rule that changes rotary frequencies: `frequencies` returns them, (r / 2,), and the attention factor.
 
-    Its argument `length` is the largest position of the call and its past, plus 1.
+    The `length` given to `frequencies` is the largest position of the call and its past, plus 1.
 
     Raises:
         SpecError: a field that is no number, or out of its range.
@@ -185,7 +185,7 @@ class LongRope(FrequencyRule):
 
 @dataclass(frozen=True)
 class Proportional(FrequencyRule):
-    """A rule that turns the first pairs alone; their frequencies are the same as if all pairs turn (Gemma 4).
+    """A rule that turns only the first pairs. Their frequencies are the same as if all pairs turned (Gemma 4).
 
     >>> Proportional(partial_rotary_factor=0.5).frequencies(10000.0, 8, length=1)[0].round(4)
     array([1. , 0.1, 0. , 0. ])

@@ -38,11 +38,11 @@ class QueryKeyNorm:
         order: whether it acts "before" the rotation, or "after" (Hunyuan). Without rotary positions both are the same.
         eps: the number added to the mean square, under the root.
         offset: 0, or 1 where the arrays hold w - 1 in place of w (Gemma).
-        weight: "shared", one (d,) for all heads; "per_head", (H * d,) and (G * d,); or "none". With scope "all",
-            "per_head" or "none".
+        weight: "shared": one (d,) for all heads. "per_head": (H * d,) for queries and (G * d,) for keys. "none". Scope
+            "all" excludes "shared".
         bias: whether there are biases in the shape of the weights.
-        product: in half precision, whether the product with the weight is in "float32" (Gemma, OLMo 2) or in the
-            layer's "dtype" (Llama, Qwen), after the cast. The mean is in float32 at least, in any case.
+        product: in half precision, the dtype of the product with the weight: "float32" (Gemma, OLMo 2), or "dtype", the
+            layer's (Llama, Qwen). The mean is always in float32 or float64.
 
     Raises:
         SpecError: a field that is out of its range, or contradicts another.
@@ -120,7 +120,7 @@ class QueryKeyNorm:
 
     @property
     def start(self) -> float:
-        """Return the initial value of a norm's weight, with which the norm multiplies by 1."""
+        """Return the initial value of a norm's weight: 1 - offset, with which the norm multiplies by 1."""
         return 1.0 - self.offset
 
     def weight_shapes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
@@ -141,7 +141,7 @@ class QueryKeyNorm:
 class Normed(NamedTuple):
     """The steps of a norm of x (B, heads, L, d).
 
-    factor: (B, heads or 1, L, 1): 1 / sqrt(variance + eps). unit: (B, heads, L, d): x * factor, x centred if "layer".
+    factor: (B, heads or 1, L, 1): 1 / sqrt(variance + eps). unit: (B, heads, L, d): x, or x - mean, times factor.
     scale: offset + weight, which broadcasts with `unit`; None without weights. result: unit * scale + bias.
     """
 

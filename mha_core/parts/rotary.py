@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return a Rotary with the settings that given tables don't replace: which channels turn, and in what pairs."""
+        """Return a Rotary with only the settings that given tables need: which channels turn, which two are a pair."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property
@@ -118,12 +118,12 @@ class Rotary:
 
     @property
     def is_per_position(self) -> bool:
-        """Return whether angles depend on their positions alone, and not on the length of the sequence."""
+        """Return whether each angle depends on its own position alone, and not on the length of the sequence."""
         rule = rule_of(self.rule)
         return rule is None or not rule.NEEDS_LENGTH
 
     def frequencies(self, length: int) -> tuple[NDArray[np.float64], float]:
-        """(r / 2,) inverse frequencies and the attention factor, for a sequence of this length; `width` must be set."""
+        """Return inverse frequencies (r / 2,) and attention factor at this sequence length; `width` must be set."""
         width, rule = self.width or 0, rule_of(self.rule)
         return (plain(self.base, width), 1.0) if rule is None else rule.frequencies(self.base, width, length)
 
@@ -238,7 +238,7 @@ UNITS = tuple(2.0**-bits for bits in (53, 24, 11, 8))
 
 
 def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int64] | None:
-    """Return the positions (1 or B, L) for which `tables` gives this table; None if there are none.
+    """Return the positions (1 or B, L) for which `tables` gives this table; None if no positions do.
 
     Args:
         table: cos and sin, (1 or B, L, r / 2), in NumPy.
@@ -275,7 +275,7 @@ def positions_in(table: Table, settings: Rotary, key_len: int) -> NDArray[np.int
 
 
 def base_in(table: Table, settings: Rotary) -> float | None:
-    """Return the base from which a table was made without a frequency rule; None if none is found.
+    """Return the base for which `tables`, without a frequency rule, gives this table; None if no base is found.
 
     >>> base_in(tables(Rotary(width=6, base=50.0), np.array([[0, 1]]), length=2), Rotary(width=6))
     50.0
@@ -295,7 +295,7 @@ def base_in(table: Table, settings: Rotary) -> float | None:
 
 
 def in_words(settings: Rotary) -> str:
-    """Return the base in words, and the rule of frequencies if there is one.
+    """Return a phrase that names the base and the frequency rule (or "no rule").
 
     >>> in_words(Rotary(base=5e5)), in_words(Rotary(rule={"rope_type": "linear", "factor": 4.0}))
     ('base 500000 and no rule', "base 10000 and rule 'linear'")

@@ -61,7 +61,7 @@ def d_scores(state: State) -> NDArray:
 
 
 def d_bias(state: State) -> NDArray | None:
-    """Return the gradient of the mask's additive bias, in its own shape: summed over axes along which it broadcasts."""
+    """Return the gradient of the mask's additive bias, summed to the bias's shape; None if the mask has no bias."""
     bias = state.inputs.mask.bias
     if bias is None:
         return None
@@ -75,7 +75,7 @@ def d_bias(state: State) -> NDArray | None:
 
 
 def d_similarity(state: State) -> NDArray:
-    """(B, H, Lq, Lk): through the softcap."""
+    """(B, H, Lq, Lk): the gradient of the scores before the softcap."""
     softcap = state.config.softcap
     if softcap is None:
         return state["d_scores"]
@@ -143,7 +143,6 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
     """Return the gradients of a norm's input and parameters. AssertionError if the layer has no norm in this order.
 
     Args:
-        state: the run so far.
         order: "before" or "after": whether the norm acts before the rotation of queries and keys or after it.
         name: "q_norm" or "k_norm".
     """
@@ -155,7 +154,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of the input of norm `name`; that of its output without a norm in this order."""
+    """(B, heads, L, d): the gradient before the norm (see `through_norm`); unchanged if no norm has this `order`."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
@@ -263,9 +262,9 @@ def d_projection_parameters(state: State) -> dict[str, NDArray]:
 
 
 def d_inputs(state: State) -> dict[str, NDArray]:
-    """Return name -> gradient of queries, keys and values, in the shapes that the caller gave, and of a past.
+    """Return name -> gradient, for queries, keys and values in their given shapes, and for past keys and values if any.
 
-    Gradients are 0 in padding, because the forward direction replaces padding by 0.
+    Gradients are 0 in padding, because the forward pass replaces padding by 0.
     """
     is_padding = new_padding(state)
     gradients = {
@@ -319,7 +318,7 @@ BACKWARD: Mapping[str, Step] = {
 
 
 class ByStep(Protocol):
-    """An object that is indexed by the names of steps, such as a State or Bounds."""
+    """An object that is indexed by the names of the reference's steps, such as a State or Bounds."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 

@@ -59,7 +59,7 @@ def run_state(
 ) -> State:
     """Compute attention as `run` does, and return the State, which holds the array of every step.
 
-    With `sizes`, the result of an earlier check, weights and inputs are not checked again. Raises as `run` does.
+    If `sizes`, which an earlier check returned, is given, nothing is checked again. Raises as `run` does.
     """
     check_numpy()
     if sizes is None:
@@ -95,8 +95,7 @@ _EXACT: Mapping[str, tuple[float, ...]] = {
 def check_numpy() -> None:
     """Raise SpecError if a module has replaced functions of NumPy in this process by less exact ones.
 
-    The suite runs the reference in processes that import no user's module. `mha.diagnose`, `mha.capture` and the like
-    run it in the process of a user's layer, with all that the layer imports.
+    The reference may run in the process of a user's layer, as in `mha.diagnose`, with all that the layer imports.
     """
     numbers = np.array(_NUMBERS)
     pairs = numbers.reshape(2, 2)

@@ -15,7 +15,7 @@ class Rule(NamedTuple):
 
     @property
     def plain(self) -> str:
-        """Question and text as a terminal shows them."""
+        """Return question and text without Markdown, as a terminal shows them."""
         whole = f"{self.about} {self.text}" if self.about.endswith("?") else f"{self.about}: {self.text}"
         return whole.replace("**", "").replace("`", "")
 

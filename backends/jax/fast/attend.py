@@ -32,8 +32,8 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
-        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are one array
-            each, or two (the past and the new ones), which are joined only if there are several blocks.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be two arrays
+            each, the past and the new ones.
         score: the score function.
         mask: the mask of the call.
         dropout: the dropout layer; it acts only in training.

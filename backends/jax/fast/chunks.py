@@ -23,7 +23,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """The size of a chunk that is computed at once: queries, groups (key head with query heads) and batch items."""
+    """The numbers of queries, groups (a key head and its query heads) and batch items that are computed at once."""
 
     queries: int
     groups: int
@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
     """Return how many queries, groups and batch items to compute at once within the memory budget.
 
-    Queries: as many as fit. Groups: all, or one if all do not fit. Items: the same.
+    Queries: as many as fit. Groups: all if they fit, else one. Batch items: all if they fit, else one.
     """
     of_item = bytes_per_query * query_len * groups
     return Chunks(
@@ -44,7 +44,10 @@ def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> 
 
 
 def in_chunks(compute: Compute, chunks: Chunks, floats: Floats) -> Array:
-    """Return the heads of a whole call. `compute(starts, floats)` is called for each chunk and returns its heads."""
+    """Return the heads of a whole call. They are computed chunk by chunk, then joined.
+
+    `compute(starts, floats)` returns the heads of one chunk. `starts`: axis -> index where the chunk begins.
+    """
     compute = partial(_in_a_loop, compute, (QUERIES,), chunks.queries)  # the innermost
     # The gradient of a bias of all items or of all groups is a sum over the others: these have a loop of their own.
     mixed = floats.bias is not None and floats.bias.shape[:2] not in ((1, 1), floats.queries.shape[:2])

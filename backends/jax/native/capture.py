@@ -63,9 +63,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
+    """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    A linen model makes new modules in each call, so `choose` is called at each call of a module.
+    `mha.recordings.hooks.Hooks.watch` explains them. Linen makes new modules in each call, so `choose` runs each time.
     """
     watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
     with watching(target, choose, seen, begun):
@@ -213,7 +213,7 @@ class FlaxLayer(LayerAdapter):
         return AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
 
     def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
-        """Return the name of the dtype that the layer computes in, and the name of its parameters' dtype."""
+        """Return (name of the dtype that the layer computes in, name of its parameters' dtype)."""
         given = [arguments[name] for name in ("inputs_q", "inputs_k", "inputs_v") if arguments.get(name) is not None]
         return _dtypes(layer, params, given, output)
 

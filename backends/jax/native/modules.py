@@ -56,7 +56,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
+    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
@@ -124,7 +124,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Return a context in which calls inside `jax.grad` are recorded too: its tracers have values (jit's have none)."""
+    """Return a context in which calls inside `jax.grad` are recorded too. Its tracers have values, unlike jit's."""
     differentiated.append(True)
     try:
         yield
@@ -170,7 +170,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """Return a copy of the array; the backward pass calls `note` with its gradient. None if it gets no gradient."""
+    """Return a copy of the array; the backward pass calls `note(gradient)`. Return None if the array is no tracer."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -226,9 +226,9 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """Return the names of direct submodules with parameters, and a function that returns `id` of each module inside.
+    """Return (names of direct submodules with parameters, function that returns the `id`s of all modules inside).
 
-    The function is None for linen, which makes new modules in each call.
+    The second item is None for linen, which makes new modules in each call.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None

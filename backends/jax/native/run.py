@@ -93,6 +93,6 @@ def _compiled(forward: Forward, device: jax.Device) -> Any:
 
 
 def bool_mask(config: AttentionConfig, inputs: AttentionInputs, mask: AttentionMask | None = None) -> NDArray | None:
-    """Return bools (B, H, Lq, Lk), True = may attend, as JAX and Flax read them; None if all keys are allowed."""
+    """Return a mask (default: `inputs.mask`) as bools (B, H, Lq, Lk), True = attend; None if all keys are allowed."""
     allowed = allowed_keys(inputs.mask if mask is None else mask, inputs.check(config), config.num_heads)
     return None if allowed.all() else allowed

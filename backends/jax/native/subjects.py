@@ -33,7 +33,7 @@ from mha_core.weights import Weights
 
 
 class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
-    """A test subject: flax.linen.MultiHeadDotProductAttention as `apply` runs it."""
+    """A test subject: flax.linen.MultiHeadDotProductAttention, run by `apply`."""
 
     name = "flax.linen.MultiHeadDotProductAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)

@@ -62,7 +62,7 @@ def any_rank(method: Method) -> Method:
 
 
 def check_enabled(name: str, dtype: Any) -> None:
-    """Raise SpecError for a dtype that JAX would silently replace by a narrower one."""
+    """Raise SpecError, which names the array `name`, if JAX would silently replace its dtype by a narrower one."""
     if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
         raise SpecError(
             f"{name} is {jnp.dtype(dtype)}, which JAX turns into {jax.dtypes.canonicalize_dtype(dtype)} while "
@@ -77,7 +77,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """Return the dtype of a bound linen module's parameters; None without parameters, or if it casts to its `dtype`."""
+    """Return the dtype of a bound linen module's parameters; None if the module has none, or if its `dtype` is set."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
@@ -85,7 +85,7 @@ def layer_dtype(layer: Any) -> str | None:
 
 
 def to_array(name: str, array: Any) -> jax.Array:
-    """Return `array`, which may also be a NumPy array or a list, as a JAX array.
+    """Return the argument `name`, a JAX array, a NumPy array or a list, as a JAX array.
 
     Raises:
         SpecError: the array is float64, or holds an integer beyond 32 bits, while JAX's 64-bit types are off.
@@ -101,9 +101,9 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """Return a NumPy array or a list of JAX arrays as one JAX array of `dtype` (None: of its own dtype).
+    """Return the argument `name`, a NumPy array or a list of JAX arrays, as one JAX array (dtype None: its own dtype).
 
-    Anything else is returned unchanged, and so are arrays that `mha_core` refuses or JAX would narrow.
+    Anything else is returned unchanged, as are arrays that `mha_core` refuses or JAX would narrow.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return jnp.asarray(array)
@@ -143,7 +143,7 @@ def to_numpy(array: jax.Array) -> NDArray:
 
 
 def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
-    """Return the declared input width of a Dense, else that of its kernel at `path`; None if it has no kernel yet."""
+    """Return a Dense's input width: `declared`, or else that of the kernel at `path`. None if there is no kernel."""
     if declared is not None:
         return declared
     node: Any = variables

@@ -31,8 +31,8 @@ class Mask(struct.PyTreeNode):
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
-        no query may attend to.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
+        that no query may attend to.
     """
 
     key_len: int = struct.field(pytree_node=False)
@@ -52,7 +52,7 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     narrow them. Arrays that `check_call` refuses, or that JAX would narrow, are not converted either.
 
     Args:
-        call: as it was given.
+        call: the call, as the layer was given it.
         layer: unused, since JAX itself moves new arrays to the device of the layer's parameters.
     """
     call = call.map(_as_placed)
@@ -104,7 +104,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -129,7 +129,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without the padding fields; if `block` is None, the mask itself."""
+    """Return the mask cut to a block, without the padding fields (None: the whole mask)."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -163,7 +163,7 @@ def cut(array: Array, block: Block) -> Array:
 
 
 def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
-    """Return the `key_len` keys from `start` on of an array (..., Lk); an array (..., 1) is returned unchanged."""
+    """Return an array (..., Lk) cut to the `key_len` keys from `start` on; an array (..., 1) is returned unchanged."""
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 
@@ -196,7 +196,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
 
 
 def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """Return the integers in JAX's default integer dtype. Unless they were checked, they are clipped to the limits."""
+    """Return the integers in JAX's default integer dtype. They are clipped to the limits unless `is_checked`."""
     if isinstance(integers, int):
         return integers
     integers = jnp.asarray(integers)

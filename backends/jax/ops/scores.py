@@ -57,7 +57,7 @@ class AdditiveScore(nn.Module):
         return additive_score(self.query(queries), self.key(keys), self.vector, precision=self.precision)
 
     def operands(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-        """Return A q (B, H, Lq, S), and the tuple of C k (B, G, L, S) of each array of keys. All blocks share them."""
+        """Return A q (B, H, Lq, S), and a tuple with C k (B, G, L, S) for each array of keys. All blocks share them."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:

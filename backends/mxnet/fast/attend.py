@@ -45,10 +45,10 @@ _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_sl
 
 
 class Floats(NamedTuple):
-    """The differentiable arrays of one call; or, in the same fields, an item for each, such as its gradient or a flag.
+    """The differentiable arrays of one call, or one value for each of these arrays, such as its gradient.
 
-    queries: one array (B, H, Lq, d).
-    keys, values: one array, or two (the past and the new ones): (B, G, L, d) and (B, G, L, dv).
+    queries: a tuple of one array (B, H, Lq, d).
+    keys, values: one array each, or two (the past and the new ones): (B, G, L, d) and (B, G, L, dv).
     vector: the vector of the additive score; empty for a dot product.
     bias: the bias of the mask; empty without one.
     """
@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return the items of a list as the fields of a Floats like this one: the inverse of `in_a_row`."""
+        """Return a list's items as a Floats with fields as long as this one's. It is the inverse of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -89,7 +89,7 @@ def attend_in_blocks(
         mask: the mask of the call.
         dropout: the rate of dropout; it acts only in training.
         training: whether this is training.
-        query_block: how many queries to compute at once. None: as many as fit in `BUDGET` bytes.
+        query_block: how many queries to compute at once. None: as many as fit in the memory budget.
     """
     queries, keys, values = operands
     if any(x.size == 0 for x in (queries, *keys, *values)):
@@ -147,10 +147,10 @@ def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
 
 
 class Rules(NamedTuple):
-    """The mask, score function and dropout of a call. Its method `of` returns those of one block.
+    """The mask, score function and dropout of a call. The method `of` combines them for one block.
 
     dropout: the rate of dropout; 0 outside training.
-    seed: the seed of dropout's random numbers; None if it draws none.
+    seed: the seed of dropout's random numbers; None if dropout draws none.
     dtype: the name of the scores' dtype.
     """
 
@@ -167,13 +167,13 @@ class Rules(NamedTuple):
         return any(source is not None and source.shape[1] > 1 for source in sources)
 
     def of(self, block: Block | None) -> BlockAttention:
-        """Return the BlockAttention of a block. Block None: the whole call is one block."""
+        """Return the BlockAttention of a block. `block=None` means the whole call as one block."""
         mask = part_of(self.mask._replace(keep=None), block)
         keep = self._keep(mask.shape, block)
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
     def of_next_head(self, attention: BlockAttention, block: Block) -> BlockAttention:
-        """Return the BlockAttention of a block. `attention`, that of the head before, is reused if nothing differs."""
+        """Return the BlockAttention of a block. `attention` (the previous head's) is reused if heads share a mask."""
         if self.differ_by_head:
             return self.of(block)
         drops = self.mask.keep is not None or self.seed is not None

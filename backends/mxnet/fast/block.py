@@ -34,9 +34,9 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of a block's queries, keys, values and scores; for keys and values, a list: one for each array.
+    """The gradients of a block's arrays. `keys` and `values` have a gradient for each array of keys and of values.
 
-    scores: the gradient of the scores. Its sum over the bias's broadcast axes is the gradient of the bias.
+    scores: the gradient of the scores. Summed over the bias's broadcast axes, it is the gradient of the bias.
     vector: the gradient of the additive score's vector; None for a dot product.
     """
 
@@ -53,9 +53,9 @@ class Exclusion:
 
     A row is one query of one head and item: the first three axes of the scores are folded into one.
 
-    stop: int32 (rows,), where the open keys of each row end, counted from `start`.
-    open: (rows, keys), 1 where a key is open, else 0; either this or `stop` is given.
-    start: all keys before this one are open in every row.
+    start: the keys before this index are open in every row.
+    stop: int32 (rows,), how many keys from `start` on are open in each row; the keys after these are excluded.
+    open: (rows, keys), 1 where a key is open, else 0. Either `open` or `stop` is given.
     empty: whether some row may have no open key.
     fillings: a cache of the constant arrays, with the shape of `open`, that `fill` needs.
     """
@@ -83,7 +83,7 @@ class Exclusion:
 
 
 def exclusion_of(mask: Mask) -> Exclusion | None:
-    """Return the keys that the mask of a block excludes; None if it excludes none."""
+    """Return the Exclusion that the mask of a block describes; None if the mask excludes no key."""
     rows, length = mask.shape[:3], mask.shape[3]
     if mask.allowed is None and mask.bias is None:
         if mask.reach is None:
@@ -113,7 +113,7 @@ class BlockAttention:
     score: how queries are scored against keys; the queries are scaled already.
     exclusion: the keys that are excluded; None without any.
     bias: the additive bias, broadcastable to `shape`; where it is -inf, `exclusion` excludes the key. None without one.
-    keep: (rows, keys), 1 where dropout keeps a weight, else 0; rows are those of `Exclusion`. None without dropout.
+    keep: (items * heads * queries, keys), 1 where dropout keeps a weight, else 0; None without dropout.
     dropout: the rate of dropout.
     """
 
@@ -138,7 +138,7 @@ class BlockAttention:
         return summed(parts[0], values[0]) + summed(parts[1], values[1])
 
     def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
-        """Return the Gradients from the gradient of the heads (`cotangent`). The weights are recomputed, not stored."""
+        """Return the Gradients. `cotangent` is the gradient of the heads. The weights are computed again."""
         scores, tanh = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:

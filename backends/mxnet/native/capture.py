@@ -39,7 +39,7 @@ from_native = native.from_native
 
 
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct children with parameters, and a function that returns `id` of every block inside."""
+    """Return (names of direct children with parameters, function that returns the `id`s of all blocks inside)."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
@@ -71,9 +71,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a chosen block: see `mha.recordings.hooks.Hooks.watch`.
+    """Return a context that calls `begun` before and `seen` after each call of a block that `choose` accepts.
 
-    Gluon's hooks get no keyword arguments, so the context replaces `forward` of each chosen block.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. Gluon's hooks get no keywords: `forward` is replaced.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:

@@ -102,7 +102,7 @@ class InterleavedAttention(mx.gluon.Block):
 
 
 class InterleavedSelfAttention(InterleavedAttention):
-    """A self-attention layer whose `ff_in` makes queries, keys and values; its weight rows are ordered (H, 3, d).
+    """A self-attention layer. `ff_in` makes queries, keys and values; the rows of its weight are in order (H, 3, d).
 
     >>> layer = InterleavedSelfAttention(6, 2, units=8)
     >>> layer.initialize()
@@ -125,7 +125,7 @@ class InterleavedSelfAttention(InterleavedAttention):
         self.ff_out = dense(output_width or width, units, biases[1])
 
     def forward(self, x: Array, lengths: Array | None = None, bias: Array | None = None) -> Array:
-        """Return (L, B, output_width) from x (L, B, width); masks as in `softmax`."""
+        """Return (L, B, output_width) from x (L, B, width). See `softmax` for lengths, bias."""
         return self.attend(self.ff_in(x), lengths, bias)
 
     def attend(self, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
@@ -138,7 +138,7 @@ class InterleavedSelfAttention(InterleavedAttention):
 
 
 class InterleavedEncDecAttention(InterleavedAttention):
-    """An attention layer whose `ff_q` makes queries, and `ff_kv` keys and values, with weight rows in order (H, 2, d).
+    """An attention layer. `ff_q` makes queries, `ff_kv` keys and values; the rows of its weight are in order (H, 2, d).
 
     >>> layer = InterleavedEncDecAttention((6, 5), 2, units=8)
     >>> layer.initialize()
@@ -162,7 +162,7 @@ class InterleavedEncDecAttention(InterleavedAttention):
         self.ff_out = dense(output_width or widths[0], units, biases[2])
 
     def forward(self, x: Array, memory: Array, lengths: Array | None = None, bias: Array | None = None) -> Array:
-        """Return (Lq, B, output_width) from (Lq, B, widths[0]), (Lk, B, widths[1]); masks as in `softmax`."""
+        """Return (Lq, B, output_width) from (Lq, B, widths[0]), (Lk, B, widths[1]). See `softmax` for lengths, bias."""
         return self.attend(self.ff_q(x), self.ff_kv(memory), lengths, bias)
 
     def attend(self, queries: Array, projected: Array, lengths: Array | None, bias: Array | None) -> Array:

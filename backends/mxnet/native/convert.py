@@ -103,7 +103,7 @@ def from_native(
 
 
 def layout_of(layer: mx.gluon.Block) -> Layout:
-    """Return the layout whose parameter names are those of the block.
+    """Return the Layout (names and shapes of the parameters) of a block. SpecError if no layout has these names.
 
     >>> layout_of(mx.gluon.nn.Dense(3, in_units=2))
     Traceback (most recent call last):

@@ -33,7 +33,7 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
+    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
     return module is held
 
 
@@ -98,7 +98,7 @@ class _Joined(mx.autograd.Function):
 
 
 def tapped(value: Any, note: Callable[[Any], None]) -> Any:
-    """Return a copy of the array; the backward pass calls `note` with its gradient. None if autograd is off."""
+    """Return a copy of the array; the backward pass calls `note(gradient)`. Return None if autograd is off."""
     return _Tap(note)(value) if mx.autograd.is_recording() else None
 
 

@@ -43,11 +43,11 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
-        """Call the layer and return its output (B, Lq, Do). `stages` then reads the other arrays of this call."""
+        """Run the layer on `leaves`, the inputs that get gradients. Return its output (B, Lq, Do)."""
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """Return name -> array, in mha_core's shape, for each intermediate array that the last call stored."""
+        """Return stage name -> array, as in mha_core, for each array that the layer stored in its last call."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -100,8 +100,7 @@ class GluonSubject(NativeSubject):
 class FoldedSubject(GluonSubject):
     """A base of test subjects whose layer stores intermediate arrays with the heads folded into the batch.
 
-    Keys and values are not compared, because the layer leaves padding as it is, and does not set it to 0. The other
-    arrays show whether padding has an effect.
+    Keys and values are not compared, because the layer does not set padding to 0.
     """
 
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
@@ -144,8 +143,8 @@ class DenseAttentionSubject(FoldedSubject):
 class InterleavedSubject(GluonSubject):
     """A base of the two test subjects that call the interleaved operators as Sockeye does, time-major.
 
-    The layer packs several projections into one matrix. Here each of the different inputs is multiplied by the whole
-    matrix, and only its own projection is kept. If all inputs are the same, this is what the layer does.
+    The layer multiplies one input by a matrix that packs several projections. To test it with queries, keys and values
+    that differ, each of them is multiplied by the whole matrix, and only its own projection is kept.
     """
 
     dtypes = ("float32",)

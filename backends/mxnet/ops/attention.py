@@ -23,7 +23,7 @@ class Score(NamedTuple):
     """A layer's score function, in a form that can score one block of queries at a time.
 
     scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
-    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
+    vector: (S,), w of the additive score w . tanh(q + k), for q and k projected to width S; None for a dot product.
     """
 
     scale: float = 1.0
@@ -37,19 +37,19 @@ class Score(NamedTuple):
 
 @mx.util.use_np
 def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return new keys or values x, (B, L, width) or (B, G, L, width), with zeros where no query may attend."""
+    """Return x, new keys or values (B, L, width) or (B, G, L, width). Rows that no query may attend to become 0."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 @mx.util.use_np
 def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows are zeros where no query may attend."""
+    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows that no query may attend to become 0."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return the tuple (past, new) that `after_past` joins; a tuple of one array if `join` or if `past` is None."""
+    """Return (past, new), or if `join`, (both joined,). The past's padding becomes 0. `past=None`: return (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -87,7 +87,7 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 @mx.util.use_np
 def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarray:
-    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`. If c is None, return `similarity`."""
     c = rule.softcap
     return similarity if c is None else mx.np.tanh(similarity / c) * c
 
@@ -96,7 +96,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """Return (result of `cap`, tanh(similarity / c)). The second, for `cap_gradient`, is None without a softcap."""
+    """Return (result of `cap`, tanh(similarity / c)), where c is `rule.softcap`. The second is None if c is None."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -106,7 +106,7 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the gradient of the similarity. `d_capped` is that of `cap`'s result; `tanh` is from `cap_and_tanh`."""
+    """Return the gradient of the similarity. `d_capped`: the gradient of `cap`'s result; `tanh`: see `cap_and_tanh`."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
@@ -150,7 +150,7 @@ def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> 
 
 @mx.util.use_np
 def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.ndarray:
-    """Return x, of any shape, after dropout at this rate; outside training x itself."""
+    """Return x (of any shape) after dropout at this rate. Outside training, return x."""
     if dropout == 0.0 or not training:
         return x
     # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.

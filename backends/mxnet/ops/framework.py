@@ -72,7 +72,7 @@ def context_of(name: str) -> mx.Context:
 
 
 def check_computes(name: str, dtype: Any) -> str:
-    """Return the name of the dtype of argument `name`. BackendError if MXNet does not compute in it."""
+    """Return the dtype's name. Raise BackendError, which tells the array's `name`, if MXNet can't compute in it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if dtype_name not in MXNET_DTYPES:
         raise BackendError(
@@ -146,10 +146,10 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
 
 @mx.util.use_np
 def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
-    """Return `x` where `condition` holds, else the constant `otherwise`, where the gradient of `x` is 0.
+    """Return `x` where `condition` is True, and the constant `otherwise` elsewhere. There the gradient of `x` is 0.
 
-    The constant is made an array: with a Python number, the gradient of `where` would be multiplied by the condition,
-    and 0 * NaN is NaN. Arrays without elements are not passed to `where`, which would end the process.
+    For a Python number, MXNet's `where` would multiply the gradient by the condition, and 0 * NaN is NaN. So the
+    constant becomes an array. An empty `x` is returned unchanged, because `where` would crash the process.
     """
     if x.size == 0:
         return x

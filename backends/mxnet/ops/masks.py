@@ -40,8 +40,8 @@ class Mask(NamedTuple):
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
-        no query may attend to. The mask of a block has none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
+        that no query may attend to. Both are None in the mask of a block.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -128,7 +128,7 @@ def additive_bias(mask: Mask) -> mx.np.ndarray | None:
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `reach` excludes no key in it, `reach` becomes None."""
     if block is None:
         return mask
     within = mask.reach

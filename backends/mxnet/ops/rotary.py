@@ -45,8 +45,7 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
 def rotate(x: mx.np.ndarray, table: Table | None, settings: Rotary | None) -> mx.np.ndarray:
     """Return x (B, heads, L, d), rotated: each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin).
 
-    Channels in no pair do not change. The gradient is a rotation back: MXNet's own would join and sum along the last
-    axis, which is slowest.
+    Channels in no pair do not change. The gradient is computed as the inverse rotation, since MXNet's is slow.
     """
     if table is None or settings is None or x.size == 0:
         return x

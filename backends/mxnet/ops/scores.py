@@ -58,7 +58,7 @@ class AdditiveScore(mx.gluon.Block):
     def operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...]
     ) -> tuple[mx.np.ndarray, tuple[mx.np.ndarray, ...]]:
-        """Return A q (B, H, Lq, S), and the tuple of C k (B, G, L, S) of each array of keys. All blocks share them."""
+        """Return A q (B, H, Lq, S), and a tuple with C k (B, G, L, S) for each array of keys. All blocks share them."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:

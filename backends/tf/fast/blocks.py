@@ -28,7 +28,7 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """A division of the queries into `count` blocks of `size` and one of `rest`: integers, or tensors in a graph.
+    """A division of the queries into `count` blocks of `size`, and one of `rest` (integers, or tensors in a graph).
 
     bands: the number of loops that run the blocks, one loop after the other; each loop uses only the keys that its
         queries need. 0: the blocks are unrolled if their number is known and small; else one loop runs them all.
@@ -79,7 +79,7 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a call: a Span of batch items and a Span of key heads (None: all), and its blocks of queries."""
+    """A part of a call: a Span of batch items, a Span of key heads (each None for all), and its Blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None
@@ -91,7 +91,7 @@ class Chunk(NamedTuple):
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
     def at(self, start: tf.Tensor) -> Chunk:
-        """Return a chunk of the same size. `start` (2,) holds its first batch item and its first key head."""
+        """Return a chunk of the same size that begins at batch item `start[0]` and key head `start[1]`."""
         items, kv_heads = (
             None if span is None else Span(start[axis], span.size)
             for axis, span in enumerate((self.items, self.kv_heads))
@@ -99,7 +99,7 @@ class Chunk(NamedTuple):
         return Chunk(items, kv_heads, self.blocks)
 
     def written_out(self) -> Chunk:
-        """Return the same chunk with `bands` 0: its blocks are unrolled if their number is known."""
+        """Return this chunk with `bands=0`, so that its blocks are unrolled if their number is known and small."""
         return self._replace(blocks=self.blocks._replace(bands=0))
 
     @property
@@ -114,7 +114,7 @@ class Chunk(NamedTuple):
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """Return a context whose operations run after those of these blocks, in a graph; eager code does so anyway."""
+    """Return a context. Operations in it run after those that made `blocks`, in a graph as in eager code."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 

@@ -17,7 +17,7 @@ LARGEST_SCALE = 1e9
 
 
 def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
-    """Return (B, H, n, m): the scores with softcap and without bias. Keys are not repeated for the heads of a group."""
+    """Return the scores (B, H, n, m) after softcap, before bias. Keys are not copied for the heads that share them."""
     folded = fold_groups(queries, keys.shape[1])
     if score.vector is None:
         scores = dot_score(folded, keys, score.scale)
@@ -27,10 +27,9 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
 
 
 def doubtful_scores(floats: Floats, score: Score) -> tf.Tensor | None:
-    """Return whether a score may be NaN or infinite; None if the scores themselves tell it, or tell it sooner.
+    """Return whether a score may be NaN or infinite. Return None if only the scores themselves can tell.
 
-    Sums of squares bound each score: by the product of the norms of its query and key, or by the vector's, times what
-    is far below the square root of the largest number.
+    Every score is finite if the sums of squares of queries, keys and vector have a finite product.
     """
     given = [x for x in (floats.queries, floats.keys, floats.vector) if x is not None]
     if not _fewer_numbers(floats) or floats.bias is not None or is_traced_for_xla() or abs(score.scale) > LARGEST_SCALE:
@@ -76,5 +75,5 @@ def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    """Return x (B, H, n, m) @ values (B, G, m, dv), or x (B, H, n, dv) @ values^T; H / G heads share values."""
+    """Return x (B, H, n, m) @ values (B, G, m, dv), shared by H / G heads. `transpose`: x (B, H, n, dv) @ values^T."""
     return unfold_groups(matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])

@@ -80,7 +80,7 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
     them exactly. Besides sizes, the config has numbers of heads and `dropout`. For a sliding window, see `window_of`.
 
     Args:
-        layer: one of those in LAYOUT_OF, built.
+        layer: a Keras layer, built, of a class in LAYOUT_OF.
         probe: whether to check, by a few small calls in its own dtype, that the layer computes what its weights say. A
             subclass, a replaced `call` or an adapter (LoRA) can change that. The layer is left as it was.
 
@@ -109,7 +109,7 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
 
 
 def layout_of(layer: keras.Layer) -> Layout:
-    """Return the layout of a layer's parameters. SpecError for a kind of layer that can't be read.
+    """Return the Layout (names and shapes of the parameters) of a layer. SpecError for a layer that can't be read.
 
     >>> layout_of(keras.layers.MultiHeadAttention(2, 3)).name
     'keras'
@@ -151,7 +151,7 @@ def window_of(layer: keras.Layer) -> tuple[int, int] | None:
 
 
 def variables(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """Return the layer's parameters by the names of its layout, such as "query/kernel"; none before it is built."""
+    """Return name -> parameter, named as in the layer's layout, such as "query/kernel"; {} if the layer isn't built."""
     return {"/".join(variable.path.split("/")[-2:]): variable for variable in layer.weights}
 
 

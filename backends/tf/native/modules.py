@@ -52,7 +52,7 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
+    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
     return module is held
 
 
@@ -83,7 +83,7 @@ def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """Return a copy of the tensor; the backward pass calls `note` with its gradient."""
+    """Return a copy of the tensor; the backward pass calls `note(gradient)`."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:

@@ -25,8 +25,9 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
     """Return a context in which `handle` runs in place of each call of Keras's attention function inside the target.
 
-    The function is `keras.ops.dot_product_attention`, or a layer's own `_compute_attention` as in KerasHub, whose inner
-    calls are not intercepted. A call belongs to the innermost running layer.
+    The function is `keras.ops.dot_product_attention`; in a layer of KerasHub it is `_compute_attention`, inside which
+    no call is replaced. `handle(AttentionCall)` returns the call's result. `AttentionCall.module` is the innermost
+    running layer.
     """
     inside: list[str] = []
 

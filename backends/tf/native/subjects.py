@@ -43,11 +43,11 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """Return name -> parameter tensor, by the layer's own names; gradients are taken of these."""
+        """Return name -> parameter tensor whose gradient is computed. The names are the layer's own."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves` (see `AttentionInputs.leaves`). Return a dict of the arrays that it exposes."""
+        """Run the layer on `leaves`, the inputs with gradients. Return stage name -> array that the layer exposes."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -92,10 +92,9 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Return whether an allowed pair of query and key has a NaN score, because one of the two contains NaN.
+    """Return whether NaN is in a query or key of an allowed (query, key) pair, so that the pair's score is NaN.
 
-    In a row with such a score, a float32 softmax gives 0 with oneDNN, which TensorFlow uses on some processors, and NaN
-    without it. So the known deviation `keras-softmax-hides-nan` lists no test case that must show it.
+    In the row of this score, a float32 softmax gives 0 on processors where TensorFlow uses oneDNN, and NaN on others.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:
@@ -150,7 +149,7 @@ class MultiHeadAttentionSubject(_LayerSubject):
 
 
 class MultiHeadAttentionScoresSubject(MultiHeadAttentionSubject):
-    """A test subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A test subject: keras.layers.MultiHeadAttention with `return_attention_scores=True`, for weights per head."""
 
     name = "keras.layers.MultiHeadAttention (return_attention_scores)"
     scores = True
@@ -171,7 +170,7 @@ class GroupQueryAttentionSubject(MultiHeadAttentionSubject):
 
 
 class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
-    """A test subject with `return_attention_scores=True`: weights per head, from keras.layers.Softmax."""
+    """A test subject: keras.layers.GroupQueryAttention with `return_attention_scores=True`, for weights per head."""
 
     name = "keras.layers.GroupQueryAttention (return_attention_scores)"
     scores = True
@@ -180,8 +179,8 @@ class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
 def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
     """Return the mask as Keras's arguments `use_causal_mask` and `attention_mask`.
 
-    Keras aligns causal masks top-left, so the flag is True only for a causal mask with query_offset=0. The rest is in
-    `attention_mask`, bool (B, H, Lq, Lk), True = may attend; None if the rest allows all keys.
+    Keras aligns causal masks top-left, so the flag is True only for a causal mask with query_offset=0. Other masks
+    are in `attention_mask`, bool (B, H, Lq, Lk), True = may attend; None if they allow all keys.
     """
     mask, flag = inputs.mask, inputs.mask.causal and not np.any(inputs.mask.query_offset)
     allowed = allowed_keys(replace(mask, causal=mask.causal and not flag), inputs.check(config), config.num_heads)

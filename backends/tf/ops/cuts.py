@@ -26,7 +26,7 @@ class Span(NamedTuple):
         return isinstance(self.start, int) and isinstance(self.size, int)
 
     def times(self, count: int) -> Span:
-        """Return a Span with start and size times `count`: the query heads of these key heads, `count` for each."""
+        """Return a Span with `start` and `size` multiplied by `count`, the number of query heads for each key head."""
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
@@ -34,12 +34,12 @@ class Span(NamedTuple):
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:
-        """Return a slice with known ends that contains the span: the span itself if start and size are integers."""
+        """Return a slice with known ends that contains the span. It equals the span if start and size are integers."""
         return self.as_slice() if self.is_known else self.within
 
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the span of x along an axis; x itself for None."""
+    """Return x cut to a span of one axis (None: uncut)."""
     length = x.shape[axis]
     if span is None:
         return x
@@ -56,7 +56,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
 
 
 def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the part of an array in this span of an axis. An axis of size 1 broadcasts and is not cut."""
+    """Return an array cut to a span of one axis (None: uncut). An axis of size 1 broadcasts and is not cut."""
     if source.shape[axis] == 1:
         return source
     if span is not None and source.shape[axis] is None:

@@ -68,7 +68,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
-    """Return a layer's arguments. A mixed policy casts floating-point tensors to its compute dtype, as Keras does."""
+    """Return `given`, a layer's arguments. If the policy is mixed, floating-point tensors get the compute dtype."""
     if layer.compute_dtype == layer.variable_dtype:
         return given
 
@@ -119,7 +119,7 @@ def within(integers: Any, limits: tuple[Any, Any]) -> Any:
 
 
 def arange(length: int | tf.Tensor) -> tf.Tensor:
-    """Return 0, 1, 2 and so on, int64 (length,): TensorFlow keeps int32 arithmetic on the host, even beside a GPU."""
+    """Return 0, 1, 2 and so on, int64 (length,). int32 is not used, because TensorFlow computes it on the host."""
     return tf.range(tf.cast(length, tf.int64), dtype=tf.int64)
 
 
@@ -132,8 +132,7 @@ def is_traced_for_xla() -> bool:
 def spec_errors_kept() -> Iterator[None]:
     """Return a context that lets a SpecError out unchanged.
 
-    Otherwise Keras would add the call's arguments to its text, and AutoGraph, which traces a `tf.function`, would raise
-    a StagingError instead.
+    Otherwise Keras would add the call's arguments to the message, and AutoGraph would raise a StagingError instead.
     """
     try:
         yield

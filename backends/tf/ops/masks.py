@@ -26,14 +26,14 @@ class Mask(NamedTuple):
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
-    query_len, key_len: Lq, and Lk (past and new keys); integers where known, scalar tensors where not, while tracing.
+    query_len, key_len: Lq and Lk (past and new keys): integers, or scalar tensors if unknown while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff first <= j < stop.
-    reach: NumPy arrays, known even while tracing: for each query, an interval that contains [first, stop).
-    is_exact: whether `reach` is just [first, stop).
+    reach: for each query, an interval that contains [first, stop), as NumPy arrays, known even while tracing.
+    is_exact: whether `reach` equals [first, stop).
     allowed, bias: the caller's arrays with four axes, broadcastable to (B, H, Lq, Lk); -inf in bias excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
-        no query may attend to.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
+        that no query may attend to.
     """
 
     query_len: Any
@@ -50,7 +50,7 @@ class Mask(NamedTuple):
 
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
-    """Return the call with tensors for lists, numbers and NumPy's arrays, except those that `check_call` refuses.
+    """Return the call with tensors in place of lists, numbers and NumPy's arrays, unless `check_call` refuses them.
 
     `layer` is not used: TensorFlow itself copies tensors to the device that needs them.
     """
@@ -113,7 +113,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):
@@ -135,7 +135,7 @@ def additive_bias(mask: Mask) -> tf.Tensor | None:
 
 
 def part_of(mask: Mask, block: Part | None) -> Mask:
-    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `first` and `stop` exclude no key in it, they become None."""
     if block is None:
         return mask
     items, _, queries, keys = block
@@ -174,7 +174,7 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 def reachable(mask: Mask, queries: Span) -> Span | None:
     """Return a span that contains every key that these queries may attend to; None for all keys.
 
-    It comes from `mask.reach`, whose bounds are known even while tracing.
+    The span comes from `mask.reach`, which is known even while tracing.
     """
     if mask.reach is None:
         return None

@@ -47,9 +47,9 @@ class Dense(keras.layers.Dense):
 
 
 def in_bfloat16(dtype: tf.DType, *summed: int | None) -> bool:
-    """Return whether products and softmax are computed in bfloat16, and not by way of float32: where that is as exact.
+    """Return whether bfloat16 products and softmax are as exact as float32 ones that are rounded to bfloat16.
 
-    `summed` are the lengths of the sums. XLA's softmax of bfloat16 on a CPU is less exact.
+    `summed`: the lengths of the sums. XLA's softmax of bfloat16 on a CPU is less exact.
     """
     if dtype != tf.bfloat16 or any(length is None or length % WHOLE for length in summed):
         return False

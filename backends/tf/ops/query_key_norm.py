@@ -24,7 +24,7 @@ class HeadNorm(keras.Layer):
     Args:
         settings: the kind of norm, its eps and its place, before or after rotation.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
-        **kwargs: the keywords of every Keras layer. `dtype` is the parameters' dtype only; no policy casts them.
+        **kwargs: the keywords of every Keras layer. `dtype` is that of the parameters; x is not cast to it.
     """
 
     def __init__(self, settings: QueryKeyNorm, size: int | None, **kwargs: Any) -> None:

@@ -55,7 +55,7 @@ class AdditiveScore(keras.Layer):
         return additive_score(self.query(queries), self.key(keys), self.vector)
 
     def operands(self, queries: tf.Tensor, keys: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Return A q (B, H, Lq, S), and the tuple of C k (B, G, L, S) of each array of keys. All blocks share them."""
+        """Return A q (B, H, Lq, S), and a tuple with C k (B, G, L, S) for each array of keys. All blocks share them."""
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:

@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class Floats(NamedTuple, Generic[Item]):
-    """The differentiable tensors of one call; or, in the same fields, an item for each, such as its gradient or a flag.
+    """The differentiable tensors of one call, or one value for each of these tensors, such as its gradient.
 
     queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: w of
     the additive score, or None. bias: the additive bias of the mask, or None.
@@ -83,7 +83,7 @@ def attend_in_blocks(
 
     Args:
         operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each as one array, or as several
-            where joining costs more, as in a step of decoding.
+            if joining these would be slow, as in a step of decoding.
         score: the score function.
         mask: the mask of the call.
         dropout: the rate of dropout; it acts only in training.

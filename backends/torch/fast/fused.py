@@ -29,9 +29,9 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether scaled_dot_product_attention computes this call right and stores no scores. `rate`: dropout's.
+    """Return whether scaled_dot_product_attention computes this call correctly, without storing the scores.
 
-    On a CPU numbers must be finite too; `attend_fused` looks at that.
+    `rate` is the dropout rate. On a CPU, all numbers must be finite too, which `attend_fused` checks.
     """
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
@@ -39,9 +39,9 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 
 
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether scaled_dot_product_attention computes each block of this call right, given the block's own mask.
+    """Return whether scaled_dot_product_attention computes each block of this call correctly, with the block's mask.
 
-    It is False while a program is compiled, because that would contain one call of the kernel for each block.
+    `rate` is the dropout rate. Return False under torch.compile: its graph would have a kernel call for each block.
     """
     if mask.reach is None or mask.allowed is not None or mask.bias is not None:
         return False
@@ -60,7 +60,7 @@ def _fits(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> 
 
 
 def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor | None:
-    """Return heads (B, H, Lq, dv) of a fusable call; None if numbers are not finite and the kernel would be wrong."""
+    """Return heads (B, H, Lq, dv), by the fused kernel; None if a NaN or an infinity would make the kernel wrong."""
     tensors, on_cpu = (queries, keys, values), queries.device.type == "cpu"
     if torch.compiler.is_compiling():
         heads = fused(*tensors, scale, mask)
@@ -76,9 +76,9 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
 
 
 def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> Tensor | None:
-    """Return heads (B, H, Lq, dv), by a kernel call for each array of keys; None where that is not the definition.
+    """Return heads (B, H, Lq, dv), by a kernel call for each array of keys; None if the kernel can't compute this call.
 
-    The heads of an array count by its share of the sum of exponentials. A short dtype would round them once more.
+    The heads of the kernel calls are averaged, weighted by each array's share of the softmax's denominator.
     """
     queries, keys, values = operands
     tensors, num_heads, num_groups = (queries, *keys, *values), queries.shape[1], keys[0].shape[1]

@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of direct submodules with parameters, and a function that returns `id` of each module inside."""
+    """Return (names of direct submodules with parameters, function that returns the `id`s of all modules inside)."""
     parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
     parts += [name for name, parameter in module._parameters.items() if parameter is not None]
     return parts, lambda: [id(part) for part in module.modules()]
@@ -111,10 +111,10 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a chosen module: see `mha.recordings.hooks.Hooks.watch`.
+    """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    Forward hooks disable the fast paths that skip inner modules. The context also turns off the nested tensors of
-    nn.TransformerEncoder. These set outputs at padding to 0. To return such outputs, the encoder runs again unhooked.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. Forward hooks disable fast paths that skip modules.
+    In eval() with a padding mask, nn.TransformerEncoder runs once more without hooks, and that run gives its output.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")

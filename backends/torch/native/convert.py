@@ -97,7 +97,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
 
 
 def layout_of(layer: nn.Module) -> Layout:
-    """Return the layout of a layer's state_dict. SpecError for a kind of layer that can't be read.
+    """Return the Layout (names and shapes of the parameters) of a layer. SpecError for a layer that can't be read.
 
     >>> layout_of(nn.MultiheadAttention(6, 2, kdim=5)).name
     'torch-separate'

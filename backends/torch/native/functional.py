@@ -26,7 +26,7 @@ from mha_core.weights import Weights
 
 
 class ScaledDotProductSubject(TorchSubject):
-    """A test subject: torch's scaled_dot_product_attention, which itself chooses a kernel by its arguments."""
+    """A test subject: torch's scaled_dot_product_attention, which chooses a kernel by its arguments."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
     capabilities: ClassVar[Capabilities] = OPERATION.but("past")
@@ -60,20 +60,20 @@ class ScaledDotProductSubject(TorchSubject):
         return {"heads": heads, "output": layer["out_proj"](merge_heads(heads))}
 
     def kernel(self) -> AbstractContextManager[Any]:
-        """Return a context that restricts the operator's kernels; here it restricts nothing."""
+        """Return a context that restricts the kernels of scaled_dot_product_attention; here it allows all."""
         return nullcontext()
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, config: AttentionConfig, mask: Mapping[str, Any]
     ) -> Tensor:
-        """Call the operator on (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) and return its output (B, H, Lq, dv)."""
+        """Return the heads (B, H, Lq, dv) of queries (B, H, Lq, d), keys (B, G, Lk, d) and values (B, G, Lk, dv)."""
         grouped = config.num_kv_heads != config.num_heads
         return F.scaled_dot_product_attention(
             queries, keys, values, scale=config.softmax_scale, enable_gqa=grouped, **mask
         )
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return attn_mask (B, H, Lq, Lk) in a dict: bools, True = attend; or the bias, with -inf at excluded keys."""
+        """Return {"attn_mask": (B, H, Lq, Lk)}: bools (True = attend), or the bias with -inf at excluded keys."""
         if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
@@ -82,7 +82,7 @@ class ScaledDotProductSubject(TorchSubject):
 
 
 class ScaledDotProductMathSubject(ScaledDotProductSubject):
-    """A test subject: the operator with its "math" kernel, of plain matrix products and a softmax."""
+    """A test subject: scaled_dot_product_attention with its "math" kernel, of plain matrix products and a softmax."""
 
     name = "torch scaled_dot_product_attention (math)"
 
@@ -91,7 +91,7 @@ class ScaledDotProductMathSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductFlashSubject(ScaledDotProductSubject):
-    """A test subject: the operator with its fused kernel, an online softmax. Heads are zero-padded to one width.
+    """A test subject: scaled_dot_product_attention with its flash kernel. Heads are zero-padded to one width.
 
     The kernel has no gradient of a bias, so a call with a bias returns no gradients.
     """
@@ -113,7 +113,7 @@ class ScaledDotProductFlashSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
-    """A test subject: the operator with `is_causal=True` (aligned top-left) or `causal_lower_right` for a mask."""
+    """A test subject: scaled_dot_product_attention with `is_causal=True` (top-left) or a `causal_lower_right` mask."""
 
     name = "torch scaled_dot_product_attention (is_causal)"
 

@@ -70,7 +70,7 @@ def _check(
 
 
 def check_runs(layer: nn.Module) -> str:
-    """Return the name of the dtype of a module's parameters. SpecError if the module can't be run on test inputs."""
+    """Return the name of a module's parameter dtype. SpecError if the module can't be run on test inputs."""
     name = type(layer).__name__
     if torch.compiler.is_compiling() or transforms_are_active():
         raise cannot_run(name, "this runs while PyTorch traces or transforms a program, where arrays have no numbers")

@@ -35,7 +35,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `held` is a result of `hold(module)`. `name` is the name of `module` inside `outer`."""
+    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
     return module is held
 
 
@@ -117,9 +117,9 @@ def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
 
 
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
-    """Return a view of the tensor; the backward pass calls `note` with its gradient. None if it gets no gradient.
+    """Return a view of the tensor; the backward pass calls `note(gradient)`. Return None if no gradient is needed.
 
-    What the module itself does with its output does not contribute to the gradient of the view.
+    Operations on the tensor itself do not contribute to the gradient of the view.
     """
     if not value.requires_grad:
         return None

@@ -35,9 +35,9 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def intercept_attention(target: nn.Module, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` runs in place of each `scaled_dot_product_attention` inside the target.
+    """Return a context in which `handle` runs in place of each call of `scaled_dot_product_attention` in the target.
 
-    Calls inside `as_a_part` stay as they are. A call belongs to the innermost running module of the target.
+    `handle(AttentionCall)` returns the call's result. `AttentionCall.module` is the innermost running module.
     """
     names = {id(module): name for name, module in target.named_modules()}
     mode = _Mode(names, handle)
@@ -114,7 +114,7 @@ _parts: list[None] = []
 
 @contextmanager
 def as_a_part() -> Iterator[None]:
-    """Return a context in which no call is intercepted, for the inside of an attention function that is intercepted."""
+    """Return a context in which `intercept_attention` replaces no call. It is used while an intercepted call runs."""
     _parts.append(None)
     try:
         yield
@@ -123,7 +123,7 @@ def as_a_part() -> Iterator[None]:
 
 
 def to_output(array: NDArray, query: Tensor) -> Tensor:
-    """Return an output (B, H, Lq, dv) as a tensor of the queries' dtype and device. SpecError if it needs gradients."""
+    """Return an output (B, H, Lq, dv) as a tensor with the queries' dtype and device. SpecError under autograd."""
     if torch.is_grad_enabled() and query.requires_grad:
         raise SpecError("another backend's attention has no gradients in PyTorch; run the model under torch.no_grad()")
     return torch.from_numpy(np.array(array)).to(device=query.device, dtype=query.dtype)
@@ -167,10 +167,10 @@ def handed(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Callable[..., Handover]:
-    """Copy a call's arguments. Return a function that makes a Handover of them and the call's output (B, H, Lq, dv).
+    """Copy an attention call's arguments. Return a function: output (B, H, Lq, dv) -> Handover (arguments and output).
 
     Raises:
-        SpecError: dropout is active, the tensors have no numbers, or are of several dtypes.
+        SpecError: dropout is active, or the tensors have no numbers or several dtypes.
     """
     if dropout:
         raise SpecError(f"dropout={dropout:g} is active; call model.eval()")

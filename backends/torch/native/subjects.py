@@ -46,7 +46,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves` (see `AttentionInputs.leaves`). Return a dict of the arrays that it exposes."""
+        """Run the layer on `leaves`, the inputs with gradients. Return stage name -> array that the layer exposes."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Return whether every gradient of a call with these inputs can be computed."""
@@ -121,21 +121,21 @@ class MultiheadAttentionSubject(TorchSubject):
 
 
 class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
-    """A test subject: the layer with its default `batch_first=False`, whose queries are (Lq, B, E)."""
+    """A test subject: torch.nn.MultiheadAttention with `batch_first=False`, its default. Queries are (Lq, B, E)."""
 
     name = "torch.nn.MultiheadAttention (time-major)"
     batch_first = False
 
 
 class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
-    """A test subject: the layer with `need_weights=False`, with gradients. It runs scaled_dot_product_attention."""
+    """A test subject: torch.nn.MultiheadAttention with `need_weights=False`. It runs scaled_dot_product_attention."""
 
     name = "torch.nn.MultiheadAttention (need_weights=False)"
     need_weights = False
 
 
 class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
-    """A test subject: the layer in train() mode. It refuses dropout, because no argument takes a dropout mask."""
+    """A test subject: nn.MultiheadAttention in train() mode. Dropout is unsupported: no argument is a dropout mask."""
 
     name = "torch.nn.MultiheadAttention (training)"
     training = True
@@ -147,7 +147,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A test subject: the layer with a causal mask and `is_causal=True`, which leaves the masking to its kernel."""
+    """A test subject: torch.nn.MultiheadAttention with a causal mask and `is_causal=True`, so that the kernel masks."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -159,7 +159,7 @@ class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A test subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
+    """A test subject: MultiheadAttention's fast path: self-attention, eval(), no gradients, batch_first, an even H."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
     capabilities = Capabilities()
@@ -184,7 +184,7 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
 def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
     """Return a mask as a dict of nn.MultiheadAttention's arguments, in which True = ignore.
 
-    `key_padding_mask` (B, Lk) holds valid_lens (B,); `attn_mask` (B * H, Lq, Lk) has all other sources. Both are bool,
+    `key_padding_mask` (B, Lk) holds valid_lens (B,); `attn_mask` (B * H, Lq, Lk) holds all else. Both are bool,
     or float if there is a bias.
 
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -210,7 +210,7 @@ def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Te
 
 
 def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
-    """Return None if a mask is just a causal one with one of these offsets; else a text that says what it is."""
+    """Return None if a mask is just a causal one with one of these offsets; else a text that says why it is not."""
     if not mask.causal:
         return "anything but a causal mask"
     others = [name for name in ("valid_lens", "allowed", "bias", "window") if getattr(mask, name) is not None]

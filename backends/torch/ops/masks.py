@@ -23,14 +23,14 @@ INTEGERS = ("valid_lens", "query_offset")
 class Mask(NamedTuple):
     """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
 
-    key_len: Lk, of the past and the new keys. first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal
-    and window allow key j iff first <= j < stop.
+    key_len: Lk, the number of past and new keys.
+    first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal, window allow key j iff first <= j < stop.
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): True at new keys, and at past keys, that
-        no query may attend to.
-    reach: `first` and `stop` in NumPy, also if these two are None; None if reading them would wait for a device.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
+        that no query may attend to.
+    reach: the bounds `first` and `stop` in NumPy, also if they allow all keys. None if reading would wait for a device.
     is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
@@ -54,9 +54,9 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return an argument of a mask. While torch.compile traces, a list or a NumPy array becomes a tensor.
+    """Return `given`. While torch.compile traces, a list or a NumPy array becomes a tensor.
 
-    `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
+    Otherwise `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
@@ -98,10 +98,10 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
 
 def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
-    """Return what the checks of a plain call go by; None for another call.
+    """Return the shapes and dtypes of a plain call's tensors, except the past's length; None for any other call.
 
-    A plain call is of tensors whose numbers decide nothing: no key is excluded, and positions are counted. Where one
-    of a form has passed the checks of a layer, all of that form do. How long the past is does not belong to the form.
+    A call is plain if it has no mask, window or dropout mask, and gives no positions. If a plain call passes a
+    layer's checks, so does every plain call for which this returns the same.
     """
     mask, inputs = call.mask, (call.queries, call.keys, call.values)
     others = (mask.valid_lens, mask.allowed, mask.bias, mask.window, call.dropout_keep, call.rotary)
@@ -119,7 +119,7 @@ def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
 
 
 def plain_mask(call: Call[Tensor]) -> Mask:
-    """Return the Mask of a call that is plain and has passed the checks."""
+    """Return the Mask of a plain call (see `plain_form`) that has passed the checks."""
     return Mask(_key_len(call), only_padding=True)
 
 
@@ -168,7 +168,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, broadcastable to (B, H, Lq, Lk) or to the block: True where a key is allowed. None: all are."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -186,7 +186,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without bounds that exclude no key there; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `first` and `stop` exclude no key in it, they become None."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop
@@ -223,7 +223,7 @@ def expected_dtype(layer: nn.Module) -> str | None:
 
 
 def check_first_call(call: Call[Any], layer: nn.Module) -> None:
-    """Raise SpecError if a layer can't take this first call, in which input widths are still free.
+    """Raise SpecError if a layer can't take this first call, which sets its input widths.
 
     Args:
         call: the call, as `placed` returns it.

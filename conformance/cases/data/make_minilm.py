@@ -158,7 +158,7 @@ Call = tuple["torch.Tensor", dict[str, Any]]
 
 
 def record_calls(model: Any, batch: Any) -> dict[int, Call]:
-    """Run the model on `batch`. Return layer -> arguments of its self-attention, for each layer in LAYERS."""
+    """Run the model on `batch`. Return layer number -> arguments of its self-attention, for each layer in LAYERS."""
     calls: dict[int, Call] = {}
 
     def recorder(layer: int) -> Any:

@@ -12,7 +12,7 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def masks_of_training(rng: Rng, case: Case) -> AttentionMask:
-    """Return a causal mask with lengths, and a bias shared by all queries, whose gradient is a sum over all blocks."""
+    """Return a causal mask with lengths and with a bias that all queries share: its gradient sums over all blocks."""
     return AttentionMask(
         valid_lens=np.array([8, 6, 7, 0]),
         causal=True,
@@ -22,7 +22,7 @@ def masks_of_training(rng: Rng, case: Case) -> AttentionMask:
 
 
 def parts_of_a_step(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask of a decoding step: item 0 has all keys, item 1 the new one, item 2 past ones, item 3 none."""
+    """Return a mask of a decoding step that allows all keys in item 0, the new one in 1, past ones in 2, none in 3."""
     allowed = np.ones((case.batch, 1, 1, case.key_len), dtype=bool)
     allowed[1, ..., : case.past_len] = allowed[2, ..., :3] = allowed[3] = False
     bias = rng.normal(size=(case.batch, case.config.num_heads, 1, case.key_len))
@@ -31,7 +31,7 @@ def parts_of_a_step(rng: Rng, case: Case) -> AttentionMask:
 
 
 def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask with a window, and lengths that end before, in or after the window; some queries have no key."""
+    """Return a mask with a window, and lengths that end before, in or after it. Some queries have no allowed key."""
     offset = np.array([40, 25, 12])
     position = offset[:, None] + np.arange(case.query_len)
     lens = (position + rng.integers(-30, 12, size=position.shape)).clip(0, case.key_len)

@@ -30,21 +30,21 @@ def by_item_and_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def large_negative(rng: Rng, case: Case) -> AttentionMask:
-    """Return a causal mask with a bias (B, 1, 1, Lk) of -1e9 or the lowest float32 at padding, as libraries make it."""
+    """Return a causal mask with a bias (B, 1, 1, Lk) that libraries make: -1e9, or the lowest float32, at padding."""
     bias = np.zeros((case.batch, 1, 1, case.key_len))
     bias[0, ..., 5:], bias[1, ..., 3:] = -1e9, FINFO_MIN
     return AttentionMask(bias=bias, causal=True)
 
 
 def step_of_decoding(rng: Rng, case: Case) -> AttentionMask:
-    """32-bit lengths by item, offsets of 16 bits."""
+    """Return a causal mask of a decoding step, with int32 lengths by item and int16 offsets."""
     past = np.full(case.batch, case.past_len, np.int16)
     lens = np.linspace(66, case.key_len, case.batch).astype(np.int32)
     return AttentionMask(valid_lens=lens, causal=True, query_offset=past)
 
 
 def in_one_cache(rng: Rng, problem: Problem) -> Problem:
-    """Return the problem with its past keys and values as views of one longer array, a cache of both."""
+    """Return the problem with its past keys and values as views of one array, a cache with room for more positions."""
     keys, values = problem.inputs.past_keys, problem.inputs.past_values
     assert keys is not None
     assert values is not None

@@ -75,7 +75,7 @@ def of_axes(rng: Rng, case: Case) -> RotaryInputs:
 
 
 def given_tables(rng: Rng, case: Case) -> RotaryInputs:
-    """Return random rotary tables times 1.4, by item for queries and shared for keys; the first tokens don't turn."""
+    """Return random rotary tables times 1.4 (queries: per item; keys: shared by items); the first tokens don't turn."""
     assert case.config.rotary is not None
     pairs = (case.config.rotary.width or 0) // 2
 

@@ -29,7 +29,7 @@ LAYERS = {"first": "layer0", "last": "layer5"}
 
 
 def cases() -> list[Case]:
-    """One case per layer."""
+    """Return one case for each recorded layer."""
     return [
         Case(
             f"trained-{which}-layer",

@@ -24,7 +24,7 @@ def _where_allowed(state: State, array: NDArray) -> NDArray:
 
 
 def weighted(state: State, gradient: str = "d_weights") -> NDArray:
-    """Return (B, H, Lq, Lk): P * dP, weights times their gradient; 0 where a key is excluded, even beside a NaN."""
+    """Return attention weights * state[gradient] (B, H, Lq, Lk), with 0 (and never NaN) for excluded keys."""
     return _where_allowed(state, state["weights"] * state[gradient])
 
 

@@ -73,7 +73,7 @@ def _added(number: float) -> Steps:
 
 
 def let_in(state: State) -> NDArray:
-    """Return bool (B, H, Lq, Lk): the keys that the mask allows. Contradiction if another bug inverts the mask."""
+    """Return bool (B, H, Lq, Lk): keys that the mask allows. Raises Contradiction if another bug inverts the mask."""
     allowed = state["allowed"]
     if allowed.size and (allowed != FORWARD["allowed"](state)).all():
         raise Contradiction("the mask is read the wrong way round twice")

@@ -19,7 +19,7 @@ BEGINS = ("norm-",)
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a norm: x (B, heads, L, d), its weight and bias or None, and the layer."""
+    """A record of a norm's arguments: x (B, heads, L, d), weight and bias (or None), settings, and the run's State."""
 
     x: NDArray
     weight: NDArray | None
@@ -28,11 +28,11 @@ class Given:
     state: State
 
     def result(self, **changes: object) -> NDArray:
-        """Return the definition's norm of x (B, heads, L, d), with changed settings."""
+        """Return the reference's norm of `x` (B, heads, L, d), with fields of `settings` replaced by `changes`."""
         return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
-        """Return `unit` (the normalized x) times the weight, plus the bias."""
+        """Return `unit` (x normalized, before weight and bias) times the weight, plus the bias."""
         scaled = unit if self.weight is None else (self.settings.offset + by_head(self.weight, self.x.shape)) * unit
         return scaled if self.bias is None else scaled + by_head(self.bias, self.x.shape)
 
@@ -45,7 +45,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """Return the intermediate results of the definition's norm `name` of x. The layer must have such a norm."""
+    """Return the steps (intermediate results) of the norm `name` applied to x. The layer must have this norm."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

@@ -30,7 +30,7 @@ def back(array):
 
 
 def interleaved(q, k, v, *, bias=None, lengths=None):
-    """Return attention by two interleaved_matmul operators, with bias and softmax, masked by `lengths`, in between."""
+    """Return attention by MXNet's two interleaved_matmul operators, with bias and softmax (up to `lengths`) between."""
     batch, heads, queries, width = q.shape
     if v.shape[3] != width:
         raise CannotExpress("values of another width")

@@ -11,7 +11,7 @@ from conformance.subjects.ask import CannotExpress
 
 
 def node(operator, given, version=1, domain="", outputs=1, **settings):
-    """Return the first output of a model that is one ONNX operator; inputs that are None are omitted."""
+    """Return the first output of one ONNX operator on inputs `given` (None: omitted), with attributes `settings`."""
     names = ["" if one is None else f"input{number}" for number, one in enumerate(given)]
     while not names[-1]:
         names.pop()
@@ -59,7 +59,7 @@ def _split(x, heads):
 
 
 def multi_head(q, k, v, *, bias=None, causal=False, scale=None, lengths=None):
-    """Return the output of MultiHeadAttention. It gets the lengths as an int32 key mask, 1 where a key is allowed."""
+    """Return the output of MultiHeadAttention. `lengths` are passed as an int32 key mask, 1 where a key is allowed."""
     heads = q.shape[1]
     padding = None if lengths is None else (np.arange(k.shape[2]) < lengths[:, None]).astype(np.int32)
     given = [*map(_merged, (q, k, v)), None, padding, bias]
@@ -68,7 +68,7 @@ def multi_head(q, k, v, *, bias=None, causal=False, scale=None, lengths=None):
 
 
 def group_query(q, k, v, *, causal, bias=None, scale=None, softcap=None, window=None, sinks=None, lengths=None):
-    """Return the output of GroupQueryAttention. It gets the last Lq keys and values as new, the others as cache."""
+    """Return the output of GroupQueryAttention. The last Lq keys and values are passed as new, the rest as cache."""
     if q.shape[3] % 8 or v.shape[3] != q.shape[3]:
         raise CannotExpress("heads whose width is no multiple of 8, or values of another")
     past = k.shape[2] - q.shape[2]

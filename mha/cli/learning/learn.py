@@ -64,7 +64,7 @@ def _what_next(folder: Path, only: tuple[str, ...]) -> None:
 )
 @ONLY
 def start(folder: Path, frameworks: tuple[str, ...], only: tuple[str, ...]) -> None:
-    """Write the exercises into FOLDER. Files that are there stay as they are."""
+    """Write the exercises into FOLDER. Existing files are not changed."""
     from mha.learn.handout.folder import start as write
 
     try:
@@ -126,7 +126,7 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
 @click.argument("name")
 @FRAMEWORK
 def show(name: str, framework: str) -> None:
-    """Print a short answer to the exercise NAME that is right, in NumPy and in the chosen framework."""
+    """Print a short, right answer to the exercise NAME, in NumPy and in the chosen framework."""
     from mha.learn.exercises import exercise
     from mha.learn.hints import solved
 

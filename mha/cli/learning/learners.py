@@ -68,7 +68,7 @@ JSON = click.option("--json", "json_path", type=OutputFile(), help="Also write t
 def check(
     name: str | None, watch: bool, only: tuple[str, ...], *, json_path: Path | None, folder: Path, time_limit: float
 ) -> None:
-    """Judge the exercise NAME, or all whose files are in the folder."""
+    """Judge the exercise NAME, or every exercise whose file is in the folder."""
     from mha.learn.exercise import LayerExercise
     from mha.learn.exercises import exercise
     from mha.learn.handout.folder import in_folder, is_untouched, there
@@ -149,7 +149,7 @@ def _rows(found: dict[str, Progress], only: Sequence[str]) -> Iterator[tuple[str
 
 
 def go_on(folder: Path, only: Sequence[str]) -> None:
-    """Print how many exercises of these tracks are right in a folder, and which comes next."""
+    """Print how many exercises in a folder are right, and the next one. `only`: the tracks to look at."""
     from mha.learn.handout.folder import there
 
     console, errors = consoles()

@@ -53,9 +53,9 @@ def view(asked: ViewOptions) -> None:
 
     MODEL is "minilm", the trained all-MiniLM-L6-v2, or a local folder of a Hugging Face model of the BERT family;
     RECORDING is a file that mha.capture wrote, of any framework. The attention weights are computed from the recorded
-    inputs, by the definition (with two --backend: by the first, with the second's difference). The line on top says
-    whether the recorded output shows that the layer used these weights. Over 128 tokens, only chosen --layers and
-    --heads are exact.
+    inputs by the reference. One --backend is compared with it; of two, the second is compared with the first. The line
+    on top says whether the recorded output shows that the layer used the shown weights. Over 128 tokens, only chosen
+    --layers and --heads are exact.
 
     Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.
     """

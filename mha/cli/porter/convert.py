@@ -125,7 +125,7 @@ class ConvertOptions(Options):
             check_choices(self.to_layout or "canonical", self.out, dtype=self.dtype)
 
     def write(self, value: dict[str, Any]) -> bool:
-        """Write `value` as JSON to the file that --json names, if any; return whether that is standard output."""
+        """Write `value` as JSON to the file that --json names, if any. Return True if this file is standard output."""
         from mha_core.files.writing import write_whole
 
         text = json.dumps(value, indent=2) + "\n"
@@ -142,9 +142,9 @@ def convert(asked: ConvertOptions) -> None:
     """Convert the attention layers in SOURCE to another layout, or another format, or both. SOURCE is a file of
     weights, the index of a model in several files (model.safetensors.index.json), or the folder of a model.
 
-    What the original computes of a layer's arrays is proved (a recorded call of it was reproduced: --recorded),
-    known (config.json, the class in a .keras archive, or a file of this project says so), or unknown: then bits
-    are moved, and only with --moved.
+    What the original computes from a layer's arrays is proved (--recorded: a recorded call was reproduced), known
+    (config.json, the class in a .keras archive, or a file of this project says so), or unknown. If it is unknown,
+    --moved is needed, and the arrays are moved without a check of what they compute.
 
     With --infer, names are ignored: one recorded call tells which arrays are the layer's weights. They may be
     transposed, packed, split into heads, with rotary positions or without, among arrays of other layers.

@@ -66,8 +66,8 @@ def where(asked: WhereOptions) -> None:
     as `mha port` takes it, or MODULE:NAME, a model or a function without arguments that returns one. Errors
     of earlier modules don't count, so every wrong module shows at once.
 
-    ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
-    modules: the first difference in inputs, mask, settings, weights or outputs shows, and what each layer has wrong.
+    ORIGINAL may be a recording too. Then both files' attention layers (or all modules, with modules=True) are compared.
+    That shows the first difference in inputs, mask, settings, weights or outputs, and what is wrong in each layer.
 
     Exit status: 0 equal; 1 a module is wrong, or an output of the model or a module's parameters were not judged;
     2 could not run, or nothing was judged.
@@ -134,7 +134,7 @@ def is_ours(name: str) -> bool:
 
 
 def original_named(spec: str) -> Any:
-    """Return the model that `spec` names: one that `mha port` knows, or MODULE:NAME, a model or a function (called)."""
+    """Return the model that `spec` names: one that `mha port` knows, or MODULE:NAME, a model or a function to call."""
     from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
     from mha.port.model import load_trained

@@ -295,7 +295,7 @@ def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def of_other_shape(results: Sequence[Result]) -> list[str]:
-    """Return [a row on the required output shape] if an output has another shape, else []."""
+    """Return [a row that names the required output shape] if an output has a wrong shape, else []."""
     wrong = any(each.message.startswith("output has shape") for one in results for each in one.mismatches)
     return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
@@ -377,9 +377,9 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return [a line on the features that all wrong calls of one subject (a layer under test) have], or [].
+    """Return [a line that says that a subject (layer under test) is wrong in single calls too], or [].
 
-    It is [] unless every wrong call is part of a sequence of calls, and is also wrong as the only call of a new layer.
+    The list is empty unless every wrong call is in a sequence of calls, and is also wrong as a new layer's only call.
 
     Args:
         cases: all cases and sequences of calls that the subject was given.
@@ -406,7 +406,7 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
-    """Return lines on a wrong result: the first array that differs, or the error; and the command that repeats it.
+    """Return lines on a wrong result: the first array that differs, or the error; then the command that runs it again.
 
     Args:
         result: the result of a case that differs or did not run.

@@ -38,7 +38,7 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
     Args:
         file: the file, open for reading.
         size: the size of the file in bytes; no array may claim far more.
-        has_list: whether the file also has a list of its arrays, by which the caller notices missing ones.
+        has_list: whether the file also lists its arrays, so that the caller notices missing ones.
 
     Raises:
         Refused: a link, a dataset or a type refers to another file, or claims data that are not there.
@@ -99,7 +99,7 @@ def _walk(group: h5py.Group, prefix: str, seen: dict[int, str], depth: int) -> I
 
 
 def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
-    """Raise Refused unless all numbers of a dataset are in the file itself, and take no more bytes than it can have."""
+    """Raise Refused unless all numbers of a dataset are in the file itself, and can fit into its `size` bytes."""
     what = shown(path)
     plan, kind = dataset.id.get_create_plist(), dataset.id.get_type()
     if plan.get_external_count():

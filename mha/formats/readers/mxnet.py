@@ -41,7 +41,7 @@ class _Damaged(Exception):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; the "arg:" and "aux:" that mx.model writes before names are removed."""
+    """Open the file as a Checkpoint. Names of arrays lose the prefix "arg:" or "aux:" that mx.model writes."""
     try:
         entries = collect(path, _entries(path))
     except _Damaged as error:

@@ -281,7 +281,7 @@ def texts_in(file: BinaryIO) -> list[str]:
     """Return every str in the pickle at the file's position, in order, and move the position behind the pickle.
 
     Raises:
-        CodeFound: the pickle names a function or class that is not in NAMED, or calls one not in CALLED.
+        CodeFound: the pickle names or calls a function or class that no state_dict needs.
         Broken: a name occurs twice in a dict.
         Exception: any exception, if the pickle is damaged.
     """

@@ -35,7 +35,7 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; each array is read when it is loaded."""
+    """Open the file as a Checkpoint, whose arrays are read on demand."""
     with reading(path, "safetensors"):
         # First, since it says best what is wrong with a file that is none; but not what is missing of one.
         try:
@@ -59,7 +59,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 def create(
     path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
 ) -> Iterator[Add]:
-    """Return a context that writes a file at its end; until then arrays are in memory, since the header comes first."""
+    """Return a context that writes the file when it ends. Until then all arrays are in memory."""
     arrays: dict[str, NDArray] = {}
 
     def add(name: str, array: NDArray) -> None:

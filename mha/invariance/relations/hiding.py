@@ -49,9 +49,9 @@ def _no_padding(known: Known) -> str | None:
 
 
 def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
-    """Return bool (B, L), False at padding, which is on the right, or with `left` on the left.
+    """Return bool (B, L), False at padding: the last positions, or with `left` the first positions.
 
-    Items have different amounts of padding. Every third item has none, unless `every`.
+    Batch items have different amounts of padding. With `every`, each item has padding; else every third has none.
     """
     length = trial.size.length
     padding = np.array(
@@ -68,10 +68,10 @@ def padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
 
 
 def plain_and_padded(trial: Trial, known: Known) -> list[tuple[dict[str, Any], NDArray | None]]:
-    """Return [(keyword arguments, positions to compare)] for a call without padding and one with padding.
+    """Return [(keyword arguments, positions to compare)] for a call without padding, then for one with padding.
 
-    The positions are bool (B, L); None: all. Padding is on the right. In a causal model it is on the left, since later
-    tokens change nothing there.
+    Positions are bool (B, L), or None for all. Padding is on the right; in a causal model, where later tokens would
+    change nothing anyway, it is on the left.
     """
     if known.padding is None or trial.size.length < 3:
         return [({}, None)]
@@ -98,7 +98,7 @@ def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
 
 
 def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
-    """Return the sequences `x` with other content (`pad`, if it is given) where `real`, bool (B, L), is False."""
+    """Return the sequences `x` with changed numbers (or the id `pad`) where `real`, bool (B, L), is False."""
     batch_axis, length_axis = trial.template.axes
     done: dict[str, Given] = {}
     found = {}
@@ -240,9 +240,9 @@ def _idle(trial: Trial, known: Known, mask: Mask) -> Pair:
 
 
 def idle_rows(known: Known) -> list[Relation]:
-    """Return a Relation for each mask argument that changed no output when it was tried.
+    """Return a Relation for each mask argument that changed no output when it was tried, except the padding mask.
 
-    It says that content at masked positions changes no other position. The padding mask has other relations.
+    The relation says that numbers at masked positions must not change the output at other positions.
     """
     found = []
     for mask in known.masks:

@@ -25,9 +25,9 @@ class Known:
         causal: whether the model is causal without a mask or an argument that says so.
         flag: the name of the argument that makes a call causal; None if there is none.
         cache: how the model decodes step by step; or, in words, why that is not known.
-        pad: the token id to use in padding; None: any will do.
+        pad: the token id to use in padding; None means any id.
         random: whether two equal calls give different outputs.
-        kept: a cache of answers to calls that several relations make.
+        kept: a cache of the outputs of calls that several relations make.
     """
 
     live: Live
@@ -56,7 +56,7 @@ class Known:
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """Return keyword arguments that make a call on positions `start` to `stop` causal, with earlier ones cached."""
+        """Return keyword arguments that make a call on positions [start:stop] causal, given a cache of earlier ones."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:
@@ -68,9 +68,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair of arrays that should be equal, at the positions where `counted`, bool (batch, length), is True.
+    """A pair of arrays that should be equal at the positions where `counted`, bool (batch, length), is True.
 
-    Where `counted` is None, they should be equal at every position.
+    `counted=None` means that they should be equal at every position.
     """
 
     first: Given
@@ -118,17 +118,17 @@ class Relation:
     """A relation that models are tested for: two calls that should give the same numbers.
 
     Attributes:
-        id, group: its name, and the name of its group.
+        id, group: the relation's name, and the name of its group.
         sentence: what should hold.
-        ask: (trial, known) -> the Pair of arrays, from the two calls that it makes.
-        why_not: known -> the reason why the model can't be tested; None if it can.
-        chunk: positions in each piece, if it divides the length into pieces; else 0.
-        batch, length: the smallest sizes of inputs with which it is tested.
+        ask: a function: (trial, known) -> the Pair of arrays that should be equal; it makes the two calls.
+        why_not: a function: known -> the reason why the model can't be tested; None if it can.
+        chunk: number of positions in each piece, if the relation divides the length into pieces; else 0.
+        batch, length: the smallest sizes of inputs with which the relation is tested.
         rounds: whether the two calls round in different ways, such as with a softmax in float32. If so, they are made
             in the model's own dtype.
         brief: whether small inputs are used, because large ones show no more.
         odd: whether the number of positions must be odd.
-        threads: whether it is tested in the caller's thread too, after it holds in another one.
+        threads: whether the relation is tested in the caller's thread too, after it holds in another thread.
     """
 
     id: str

@@ -82,7 +82,7 @@ def heading(exercise: Exercise) -> str:
 
 
 def code_of(exercise: Exercise) -> str:
-    """Return the code in an exercise's file as it was handed out, which the learner is to replace."""
+    """Return the code in an exercise's file that the learner is to replace by an answer."""
     if isinstance(exercise, CatchExercise):
         return CALL.read_text("utf-8").rstrip()
     if isinstance(exercise, LayerExercise):
@@ -127,7 +127,7 @@ def start(
 ) -> tuple[list[Path], list[Path]]:
     """Write a file for each exercise of these tracks, and for its translations into these frameworks.
 
-    Files that exist stay. Return (paths of the written files, paths of the files that existed).
+    Existing files are left alone. Return (paths of the written files, paths of the files that existed).
 
     Raises:
         SpecError: the folder is a file.
@@ -147,7 +147,7 @@ def start(
 
 
 def there(folder: Path, tracks: Collection[str] = tuple(TRACKS)) -> list[Exercise]:
-    """Return the exercises of these tracks whose files are in a folder, in their order.
+    """Return the exercises of these tracks whose files are in a folder, in the order of the exercises.
 
     Raises:
         SpecError: there are none.

@@ -20,7 +20,7 @@ ANSWERS = Path(__file__).parents[1] / "answers"
 
 @cache
 def source(file: str, symbol: str) -> str:
-    """Return the source of a function or class in a file of `answers`.
+    """Return the source of the function or class `symbol` in answers/FILE.py.
 
     >>> print(source("in_numpy", "weighted_sum"))
     def weighted_sum(weights, values):

@@ -70,7 +70,7 @@ class Asked:
 
 
 class Unfit(Exception):
-    """An error: something in a learner's file does not fit. The message is one line, for the learner."""
+    """An error: a learner's file can't be judged as an answer. The message tells the learner why, in one line."""
 
 
 class NotBegun(Exception):
@@ -78,7 +78,7 @@ class NotBegun(Exception):
 
 
 def attempt(asked: Asked) -> Attempt:
-    """Import the file, make all calls (each with copies of its arguments), and return the answers."""
+    """Import the file and make all calls, each with copies of its arguments. Return an Attempt with the answers."""
     answers, said = _made(
         lambda function, call: answer_of(asked, function, *call),
         asked.path,
@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """Return (the number that each call returned, up to the first that fails; an Attempt with the failure's cause)."""
+    """Return (the number from each call before the first that fails, an Attempt that says why that call failed)."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)
@@ -106,7 +106,7 @@ def measured(
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
-    """Return (the arrays of each call by name, up to the first that fails; an Attempt with the failure's cause).
+    """Return (name -> array from each call before the first that fails, an Attempt that says why that call failed).
 
     An array that is returned alone has the name "".
     """
@@ -255,7 +255,7 @@ def place(error: BaseException, path: str) -> str:
 def answer_of(
     asked: Asked, function: Callable[..., Any], arguments: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Arrays:
-    """Return the arrays that one call gives, which must have these `shapes`. Raises NotBegun or Unfit."""
+    """Return the arrays that one call returns. Raises NotBegun or Unfit if it gives none. `shapes`: the right ones."""
     named = dict(zip(asked.parameters, arguments, strict=True))
     handout = Handout({name: value for name, value in named.items() if isinstance(value, np.ndarray)})
     handed = [given(asked.dialect, handout.copies.get(name, value)) for name, value in named.items()]

@@ -91,7 +91,7 @@ class Shown:
 
 
 def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
-    """Return (whether the hidden bug, and at least `target` bugs in all, change a call's result; a sentence on it)."""
+    """Return (whether a call shows the hidden bug and, in all, at least `target` bugs; a sentence on that)."""
     shows = Shown(problem)
     number, total = shows.all()
     is_caught = shows.by(select((bug,))[0])

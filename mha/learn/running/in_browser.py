@@ -33,7 +33,7 @@ def said(name: str, text: str, level: int) -> tuple[str, str, int]:
 
 
 def rehearsed(name: str) -> Iterator[None]:
-    """Judge the right answer to an exercise piece by piece, so that the first verdict need not work out the same."""
+    """Judge the right answer to an exercise, and yield between steps. Later verdicts reuse what was computed."""
     one = exercise(name)
     with written(one, answered(one)) as folder:
         if isinstance(one, LayerExercise):

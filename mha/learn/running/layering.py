@@ -47,7 +47,7 @@ SECONDS = 10.0
 
 
 def dtype_of(dialect: str) -> str:
-    """Return the dtype of tests of a layer: "float64" in NumPy, else "float32", which framework layers use."""
+    """Return the dtype in which a layer is tested: "float64" in NumPy, else "float32", the frameworks' default."""
     return "float64" if dialect == NUMPY else "float32"
 
 
@@ -61,7 +61,7 @@ class Layered:
         unsupported: how many cases the layer can't express.
         reason: why the layer can't be run at all, in one line; "" if it can.
         printed: the beginning of what the file printed.
-        unkept: a sentence on what a class does not keep beside its numbers; "" if it keeps all.
+        unkept: a sentence on a class's wrong parameters or dropout, which its numbers don't show; "" if right.
     """
 
     result: Result | None = None
@@ -76,7 +76,7 @@ def judged(dialect: str, path: str, subject: str, name: str, seconds: float = SE
     """Return the verdict on a learner's layer. Its cases run in the order of `cases_of`, up to the first that fails.
 
     Args:
-        dialect: the framework of the layer, which names the interpreter that runs it.
+        dialect: the framework of the layer, which decides what interpreter runs the layer.
         path: the learner's file.
         subject: the name of the layer in that file.
         name: the name of the exercise.
@@ -99,7 +99,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 def diagnosed(
     dialect: str, path: str, exercise: LayerExercise, cases: tuple[str, ...], seconds: float = SECONDS
 ) -> Explained | str:
-    """Return the bugs by which `mha diagnose` explains a layer's answers to these cases, or why the layer can't run."""
+    """Return (whether all answers are explained, alternatives: each a tuple of bugs), or why a layer can't run."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return str(reason)
@@ -118,7 +118,7 @@ def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *ar
 
 
 def unread(dialect: str, path: str, exercise: LayerExercise, case: str, seconds: float = SECONDS) -> tuple[str, ...]:
-    """Return the names of inputs, masks and parameters without effect on a layer's output in its first cases."""
+    """Return the names of inputs, masks and parameters without effect on the output in the first cases and `case`."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return ()
@@ -150,7 +150,7 @@ def _remote(dialect: str, path: str, subject: str, seconds: float) -> RemoteSubj
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """Return the test cases of a layer in order: `first`, `own`, those of the table, then sequences of calls."""
+    """Return a layer's test cases in order: the exercise's `first` and `own`, the test suite's, sequences of calls."""
     full = [case for case in all_cases() if _is_full(case) and not one.alone]
     sequences = [
         sequence
@@ -179,7 +179,7 @@ def _judged(subject: RemoteSubject | LoadedSubject, name: str) -> Layered:
 
 
 def rehearsed(one: LayerExercise, path: str) -> Iterator[None]:
-    """Yield after each case that a right layer was asked: what its verdict is made of is known from then on."""
+    """Run a right layer on its test cases, and yield after each. Later verdicts reuse what was computed for it."""
     prepared(path, one.subject, dtype_of(one.dialect))
     for _ in CaseUnit(layer_of(path), cases_of(one)).run(0):
         yield
@@ -239,10 +239,10 @@ def _own_cases() -> tuple[Case, ...]:
 
 
 def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...], keeps_padding: bool = False) -> Explained:
-    """Return the bugs that explain a layer's answers to these cases: frequent mistakes in layers, else any bugs.
+    """Return (whether all answers to these cases are explained, alternatives: each a tuple of bugs that explain them).
 
-    `keeps_padding`: whether a right layer too may compute with rows of padding, which reach the output through a bug.
-    The returned bugs lack their functions, since these can't be sent to another process.
+    Frequent mistakes are tried first, then all bugs. `keeps_padding`: also try them in a layer that does not zero rows
+    of padding. The returned bugs lack their functions, since these can't be sent to another process.
     """
     from conformance.diagnosis.diagnose import diagnose  # much to load, which a verdict does without
 
@@ -294,7 +294,7 @@ _layers: dict[str, LoadedSubject] = {}
 
 
 def prepared(path: str, subject: str, dtype: str, seconds: float = SECONDS) -> tuple[str, str]:
-    """Import the file anew; return (why that failed, in one line, or "" if it did not; what the file printed)."""
+    """Import a file anew and keep its layer. Return (the reason if that failed, else ""; what the file printed)."""
     held = Beginning()
     with captured(held):
         try:
@@ -306,7 +306,7 @@ def prepared(path: str, subject: str, dtype: str, seconds: float = SECONDS) -> t
 
 
 def layer_of(path: str) -> LoadedSubject:
-    """Return the subject of a file that was prepared. SpecError if its process was ended since, for taking too long."""
+    """Return the layer (as a subject of tests) that `prepared` loaded from a file. SpecError if its process ended."""
     if path not in _layers:
         raise SpecError(
             f"{Path(path).name} is no longer loaded: its process was ended; ask again, or give it more time"
@@ -315,7 +315,7 @@ def layer_of(path: str) -> LoadedSubject:
 
 
 def printed_by(path: str) -> str:
-    """Return the beginning of what the subject of a file has printed; "" if its process was ended since."""
+    """Return the beginning of what a file's layer printed since `prepared` loaded it; "" if its process ended."""
     if path not in _layers:
         return ""
     quiet: _Quiet = _layers[path].original
@@ -323,7 +323,7 @@ def printed_by(path: str) -> str:
 
 
 def unkept_by(path: str, promise: str) -> str:
-    """Return how the class in a file breaks one of `PROMISES`; "" if it does not, or is no class of a framework."""
+    """Return what is wrong with the "parameters" or "dropout" (`promise`) of a file's class; "" if nothing is."""
     quiet: _Quiet = layer_of(path).original
     if not isinstance(quiet.subject, ClassSubject):
         return ""

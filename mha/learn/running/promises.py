@@ -26,9 +26,9 @@ IN_TRAINING = f"in training with dropout={RATE:g}"
 
 
 def not_the_matrices(made: Callable[..., Any], dialect: str) -> str:
-    """Return a sentence on what a class's output depends on beside its call and its four matrices; "" if on nothing.
+    """Return a sentence on parameters of a class beside its four matrices, or on random outputs; "" if there are none.
 
-    It is "" too if the class can't be run: the cases tell that, and where it happens.
+    Return "" too if the class can't be run, since the test cases report that.
     """
     try:
         layer = made(WIDTH, HEADS)
@@ -64,8 +64,8 @@ def _output(made: Callable[..., Any], dialect: str, rate: tuple[float, ...], tra
 def wrong_dropout(made: Callable[..., Any], dialect: str) -> str:
     """Return a sentence on the dropout of a class whose numbers are right without it; "" if nothing is wrong with it.
 
-    One key alone is allowed, and the output's matrix is 1: a head's output is its value times 1, the weight. In
-    training it must be its value times 0 or `KEPT`.
+    Only one key is allowed, and the output's matrix is the identity: a head's output is its value times the weight 1.
+    In training it must be the value times 0 or times `KEPT`, 1 / (1 - dropout).
     """
     where = "with dropout=0"
     try:

@@ -43,7 +43,7 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
 
 
 def too_long(seconds: float) -> str:
-    """Return the sentence on a file that took longer than `seconds`, which nobody can choose."""
+    """Return the message for a file that took longer than `seconds`, where users can't choose another limit."""
     return f"no answer within {seconds:g} s{TOO_LONG}"
 
 

@@ -176,7 +176,7 @@ LEVELS = max(row.level for row in ROWS.values())
 
 
 def row_of(exercise: Exercise) -> Row:
-    """Return the row of an exercise.
+    """Return the Row of an exercise: its level, how long it takes, what it teaches.
 
     >>> from mha.learn.exercises import exercise
     >>> row_of(exercise("weighted-sum")).minutes, row_of(exercise("weighted-sum-in-jax")).level

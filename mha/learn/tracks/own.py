@@ -252,7 +252,7 @@ def right_function(exercise: StepExercise) -> Callable[..., Any]:
 
 
 def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
-    """Yield (sentence, function) on mistakes that give the right answer to changed arguments.
+    """Yield (sentence, function) for mistakes that give the right answer to changed arguments.
 
     Each function changes one argument, for example reverses it, and then computes the right answer.
     """

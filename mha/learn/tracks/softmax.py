@@ -180,7 +180,7 @@ SOFTMAX: tuple[Candidate, ...] = tuple(
 
 
 def filled(fill: float, *, is_added: bool) -> Candidate:
-    """Return (sentence, function) on the mistake that masked scores are replaced by `fill`, or `fill` is added."""
+    """Return (sentence, function) for the mistake of replacing masked scores by `fill`, or of adding `fill` to them."""
     weights = _fill_added if is_added else _filled
     what = f"{_short(fill)} is added to masked scores" if is_added else f"Masked scores become {_short(fill)}"
     words = f"{what}, {NOT_INFINITY}" if fill or not is_added else NO_MASK

@@ -75,7 +75,7 @@ def step(
     config: AttentionConfig | None = None,
     **sizes: Any,
 ) -> StepExercise:
-    """Return an exercise whose function returns one array; `config` and `sizes` are those of its tiny cases."""
+    """Return a StepExercise (see its fields) with one returned array; `config` and `sizes` make its tiny cases."""
     return StepExercise(
         name=name,
         task=task,

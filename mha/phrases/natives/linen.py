@@ -103,7 +103,7 @@ PARTS = ("query", "key", "value", "out")
 
 
 def flax_read(making: Making, params: str) -> Held:
-    """Return the code that reads arrays from the dict whose code is `params`; its keys are projection names."""
+    """Return code that reads arrays from a dict with projection names as keys. `params`: the code of the dict."""
     lines = [f"params = {params}", f"q, k, v, o = (np.asarray(params[part]['kernel']) for part in {PARTS})"]
     if making.bias:
         lines.append(f"q_bias, k_bias, v_bias, o_bias = (np.asarray(params[part]['bias']) for part in {PARTS})")
@@ -111,7 +111,7 @@ def flax_read(making: Making, params: str) -> Held:
 
 
 def flax_written(making: Making, begin: str, end: str) -> Held:
-    """Return the code that writes the arrays as items of a dict by projection, between the lines `begin` and `end`."""
+    """Return code that writes the arrays into a dict: projection -> arrays. `begin`, `end`: the first and last line."""
     rows = []
     for name, part in zip("qkvo", PARTS, strict=True):
         bias = f", 'bias': jnp.asarray({name}_bias)" if making.bias else ""

@@ -58,7 +58,7 @@ class NnxMultiHeadAttention(Native):
         return [f"layer = {call_of('nnx.MultiHeadAttention', making.heads, making.width, **given)}"]
 
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """Return lines of code that call the layer, and pop the attention weights that it has sown."""
+        """Return lines of code that call the layer and, if weights are asked for, pop what the layer has sown."""
         lines, mask = one_mask(calling)
         given = {"mask": mask, "deterministic": str(not calling.training) if making.dropout else ""}
         given["sow_weights"] = "True" if calling.weights else ""

@@ -55,7 +55,7 @@ class TorchMultiheadAttention(Native):
     def call(self, making: Making, calling: Calling) -> list[str]:
         """Return lines of code that call the layer.
 
-        Two bool masks are passed as two arguments. If there is an additive mask, bool masks are converted to additive.
+        Two bool masks are passed as two arguments. With an additive mask, bool masks are made additive too.
         """
         lines = ["layer.train()" if calling.training else "layer.eval()"] if making.dropout else []
         given: dict[str, str] = {}

@@ -37,7 +37,7 @@ def rows() -> list[Row]:
 
 
 def counts() -> dict[str, int]:
-    """Return {"expressed": n, "refused": m}: the numbers of published models in readable families and in others."""
+    """Return how many published models are known: {"expressed": in readable families, "refused": in others}."""
     found = {"expressed": 0, "refused": 0}
     for row in rows():
         found["expressed" if row.family in RECIPES else "refused"] += len(row.models)

@@ -38,7 +38,7 @@ UNREAD = ("Nothing here knows its class.", "It does not give what its projection
 
 @dataclass(frozen=True)
 class Suspect:
-    """A wrong module. `kind`: its class. `parameters`: "same", "other", ... as in `ModuleResult`."""
+    """A wrong module. `kind`: its class. `parameters`: how they compare with the original's ("same", "other", ...)."""
 
     kind: str
     parameters: str
@@ -82,14 +82,14 @@ def diagnosed(
 ) -> dict[str, str]:
     """Return a dict: name of a wrong module -> the diagnosis of its attention layer, judged with its own weights.
 
-    A recorded attention layer belongs to the module of its name, or to the nearest module around it that has a verdict.
+    A recorded attention layer belongs to the module of its name, or to the nearest module around it that was compared.
     Layers of one class with the same first wrong array are diagnosed once, if one diagnosis explains all.
 
     Args:
         path: a recording of modules.
         wrong: name of each wrong module -> its Suspect, in the order of the calls.
         called: name of each module that was called -> its class.
-        judged: the names of the modules that have a verdict.
+        judged: the names of the modules that were compared with the original's.
         progress: called with a text on the current step.
         handed: name of a module -> a sentence that compares its attention function's arguments with the original's.
         beside: a function: (name of a module, recording of its attention layer) -> a sentence on how config, weights or

@@ -60,7 +60,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """Return a copy of a module's output that passes its gradients to this recorder in the backward pass."""
+        """Return a copy of the output of call `position`, whose gradients reach this recorder in the backward pass."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -80,7 +80,7 @@ class GradientRecorder:
         return changed(output, tap)
 
     def finish(self, calls: Sequence[dict[str, Any]], held: Mapping[str, Any]) -> None:
-        """Add the gradients with respect to outputs, inputs and parameters of each call to its description, in place.
+        """Add gradients with respect to outputs, inputs and parameters to the dicts `calls`. `held`: name -> module.
 
         Raises:
             SpecError: no gradients reached the model's outputs, or more than one backward pass ran.
@@ -135,10 +135,9 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Return a function (run, inputs) -> outputs that runs a module again with some of its arguments replaced.
+    """Return a function (run, inputs) -> outputs that calls `run` on `arguments`, some of them replaced by `inputs`.
 
-    It calls `run` on `arguments`, some replaced by `inputs` (key path -> array). Outputs: key path -> floating-point
-    array.
+    `inputs`: key path -> array. Outputs: key path -> floating-point array.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:

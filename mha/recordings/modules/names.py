@@ -19,7 +19,7 @@ def header_of(path: str | os.PathLike[str]) -> Header:
     """Return the safetensors header of a recording.
 
     Raises:
-        SpecError: it is no whole safetensors file; the message names the command that reads this kind of file.
+        SpecError: the file is no whole safetensors file; the message names the command that reads this kind of file.
         FileNotFoundError: there is no such file.
     """
     if not Path(path).is_file():
@@ -39,7 +39,7 @@ def holds_arrays(path: str | os.PathLike[str]) -> bool:
     """Return whether a file holds the plain arrays of recorded calls, and not a recording of `mha.capture`.
 
     Raises:
-        SpecError: it is neither an `.npz` file nor a whole safetensors file.
+        SpecError: the file is neither an `.npz` file nor a whole safetensors file.
         FileNotFoundError: there is no such file.
     """
     if Path(path).suffix == ".npz" and Path(path).is_file():

@@ -112,9 +112,9 @@ def _sum(hashes: NDArray[np.uint64]) -> int:
 def shape_and_numbers(
     parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
 ) -> tuple[tuple[int, ...], Numbers, Order | None]:
-    """Return (shape, Numbers, Order) of a parameter.
+    """Return (shape, Numbers, Order) of a parameter: hashes of its values without and with their order.
 
-    On the meta device, the field `hashed` of Numbers is None, and so is the Order.
+    On the meta device, the field `hashed` of Numbers is None, and the Order is None too.
 
     Args:
         parameter: a parameter of any framework.
@@ -134,7 +134,7 @@ def shape_and_numbers(
 
 
 def unknown(shape: Sequence[int]) -> Numbers:
-    """Return the Numbers of a parameter of this shape whose values can't be read: `hashed` is None."""
+    """Return the Numbers of a parameter of this shape whose values can't be read; its field `hashed` is None."""
     return Numbers(max(1, math.prod(shape)), None)
 
 

@@ -47,7 +47,7 @@ class RecordedModule:
         name: its name in the model; "" for the model itself.
         kind: its class.
         parameters: name -> Parameter, for its parameters and those of the modules inside it.
-        values: parameter -> name of its array in the file; {} unless gradients were recorded.
+        values: name of a parameter -> name of its array in the file; {} unless gradients were recorded.
     """
 
     name: str
@@ -90,14 +90,14 @@ class ModuleCall:
 
     Attributes:
         module: position of the module in the recording.
-        within: position of the outer call during which it was made; None if that was not recorded.
+        within: position, among all calls, of the call that made this one; None if that was not recorded.
         given, gave: the input and the output arrays; `gave` is None if the call ended in an error.
         plain: key path -> value, for inputs that are no arrays.
         unread: (key path, class) of each input and output that could not be recorded.
         unread_outputs: the outputs in `unread`.
         cotangents: the loss's gradients with respect to the outputs; () if none were recorded.
-        gradients, parameter_gradients: the same with respect to inputs and parameters, computed from `cotangents`; None
-            if that failed, for the reason in `unpulled`.
+        gradients, parameter_gradients: the gradients with respect to inputs and to parameters, computed from
+            `cotangents`; None if computing them failed. `unpulled` has the reason.
     """
 
     module: int
@@ -177,7 +177,7 @@ class ModuleRecording:
         return found
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
-        """Return the attention call (Problem) that this module's call was also recorded as; None if there is none."""
+        """Return the call as a Problem if it was also recorded as a call of an attention layer; else None."""
         if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
@@ -198,7 +198,7 @@ class ModuleRecording:
 
     @property
     def not_recorded(self) -> dict[str, int]:
-        """Return a dict of submodules whose calls JAX traces, and so were not recorded: name -> parameter count."""
+        """Return name -> parameter count, for submodules whose calls were not recorded because JAX traced them."""
         found = {}
         for name in self.scanned:
             turn = re.compile(rf"{re.escape(name)}(/\d+)?(/.*)?")
@@ -227,7 +227,7 @@ class ModuleRecording:
 
     @cached_property
     def dtype(self) -> str:
-        """Return the most frequent dtype of the modules' output arrays; of several, the widest."""
+        """Return the most frequent dtype of the modules' output arrays; the widest, if several are most frequent."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
         if not names:
             raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
@@ -263,7 +263,7 @@ class ModuleRecording:
 
 
 def plain(found: Any) -> Any:
-    """Return JSON data with every name and class made printable by `shown`.
+    """Return JSON data with unprintable characters in names and classes escaped.
 
     A text at the key "is" (an input of a module) stays unchanged, because the original gets it as an argument too.
     """

@@ -56,7 +56,7 @@ class ArrayStream:
         self._size = self._added = 0
 
     def add(self, array: NDArray) -> str:
-        """Write an array, unless an equal one was written. Return its name. SpecError if the file gets too large."""
+        """Write an array, unless an equal one was written. Return the written one's name. SpecError beyond `limit`."""
         array = np.asarray(array, order="C")
         flat = array.reshape(-1)
         key = array.dtype, array.shape, flat[:: max(1, flat.size // SAMPLE)].tobytes()

@@ -69,7 +69,7 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
 
 
 def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
-    """Return the leaf. An object that a call may change, such as a cache, is copied."""
+    """Return a copy of the leaf if a call may change it (such as a cache); arrays and plain values as they are."""
     plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
     if plain or as_array(leaf) is not None:
         return leaf

@@ -26,13 +26,13 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input or output.
+    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input, and output.
 
     Attributes:
-        call: the call in the original's own run.
+        call: the same call in the original model's own run.
         module, turn: position of the part, and the number of its earlier calls.
         name, kind: name and class of the part.
-        top: position of the outermost call of a part during which this call was made; it may be this call itself.
+        top: position of the outermost call of a part that contains this call; it may be this call itself.
     """
 
     call: OriginalCall
@@ -46,7 +46,7 @@ class PartCall:
 
     @property
     def is_norm(self) -> bool:
-        """Return whether the part's class is a norm, and its one output has the shape of its one input."""
+        """Return whether the part is a norm, with one input and one output of the same shape."""
         one = len(self.given) == len(self.gave) == 1
         return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
 
@@ -63,10 +63,9 @@ class PartCall:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """A residual sum r + p, where p is the output of a submodule (called part).
+    """A residual sum r + p, where r is the residual, and p the output of a submodule (called part).
 
     Attributes:
-        r: the residual.
         part: the part's call, whose output is p.
         before: the calls of norms whose input is r.
         after: the calls of norms whose output is r.
@@ -81,10 +80,9 @@ class Sum:
 
 
 class Inside:
-    """A tool that runs one module of the original with some outputs of its submodules (called parts) replaced.
+    """A tool that runs one module of the original, and can replace outputs of its submodules (called parts).
 
-    Args:
-        ready: a judged call of the module.
+    `ready`: a judged call of this module.
     """
 
     def __init__(self, ready: Substitution) -> None:
@@ -94,7 +92,7 @@ class Inside:
     def parts(self) -> list[PartCall]:
         """Return the calls of the parts, in a run of the original's module on the inputs of the port's module.
 
-        The result is [] if the module can't be run, or makes fewer than 2 or more than MOST_PARTS such calls.
+        Return [] if the module can't be run, or if the number of these calls is below 2 or above MOST_PARTS.
         """
         try:
             return list(self._parts(self.ready.given))
@@ -108,9 +106,9 @@ class Inside:
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """Return the residual sums: array + output of a part, where the sum is an input of a part or an output.
+        """Return the module's residual sums r + p. p is a part's output; r + p is a part's input or module output.
 
-        The search runs the module on changed inputs, since a sum with zeros, for example, would not show.
+        They are searched for in a run on changed inputs, because r may be zero for the recorded inputs.
         """
         rng = np.random.default_rng(0)
         masks = self.ready.mask_places
@@ -153,11 +151,11 @@ class Inside:
                 )
 
     def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
-        """Return key path -> output of the module in float64, where `instead` replaces the outputs of some parts."""
+        """Return key path -> float64 output of the module, if the calls in `instead` return the arrays given there."""
         return self._run(instead, tell=False)
 
     def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:
-        """Return the first input of `part` in a run where `instead` replaces the outputs of some parts."""
+        """Return the first input of `part`, if the calls in `instead` return the arrays given there."""
         found = self._run({**instead, part: part.y}, tell=True)
         return next(array for place, array in found.items() if place[:3] == (PASSED, str(part.module), str(part.turn)))
 

@@ -88,18 +88,18 @@ def moved_index(inside: Inside) -> Found:
 
 
 def scaled_rows(inside: Inside) -> Found:
-    """Yield an embedding's outputs with a bug: its rows (n,) are multiplied by sqrt(n)."""
+    """Yield an embedding's outputs with a bug: each row (n,) is multiplied by sqrt(n)."""
     if _looks_up(inside):
         yield {place: array * sqrt(array.shape[-1]) for place, array in inside.ready.exact.items()}
 
 
 def norm_in_16_bits(inside: Inside) -> Found:
-    """Yield a norm's outputs with a bug: in a 16-bit model it computes each step in 16 bits, not in float32."""
+    """Yield the outputs of a norm in a 16-bit model with a bug: each step is computed in 16 bits, not in float32."""
     yield from _norm(inside, lambda array, dtype: round_to(array, dtype).astype(np.float64), cast_first=True)
 
 
 def other_cast(inside: Inside) -> Found:
-    """Yield a norm's outputs, computed in two ways: its scale acts after the cast to 16 bits, or before it."""
+    """Yield a norm's outputs in two ways: it multiplies by its scale after the cast to 16 bits, or before the cast."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

@@ -22,7 +22,7 @@ MOST_PLACES = 4
 
 @dataclass(frozen=True)
 class Unseen:
-    """A bug that could go unnoticed: on these inputs it changes no output by more than is allowed.
+    """A bug that could go unnoticed: on the recorded inputs, all outputs with it are within the allowed error.
 
     Attributes:
         module: name of the port's module.
@@ -40,7 +40,7 @@ Mutant = Callable[[Inside], Iterator[Mapping[Place, NDArray]]]
 
 
 def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
-    """Yield an Unseen for each bug with which the module would still be judged right in the call `ready`."""
+    """Yield an Unseen for each bug that the call `ready` can't show: the module would be judged right with the bug."""
     inside = Inside(ready)
     for bug, mutant in MUTANTS.items():
         ratios = _ratios(mutant, inside)

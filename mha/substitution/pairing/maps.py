@@ -33,6 +33,6 @@ def read_map(path: Path) -> dict[str, str]:
 
 
 def write_map(path: Path, pairs: Mapping[str, str]) -> None:
-    """Write a dict of pairs as a file for `read_map`, without the pair of the two models themselves."""
+    """Write pairs (name in the original -> name in the port) as a file for `read_map`, except the models' pair."""
     lines = [f"{json.dumps(original)} = {json.dumps(port)}" for original, port in pairs.items() if original and port]
     write_whole(path, "\n".join(["[pairs]", *lines, ""]).encode())

@@ -11,8 +11,8 @@ WINDOW = 600
 def in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
     """Return the longest common subsequence of two sequences of (position, key), as pairs of positions.
 
-    Entries match if their keys are equal; None matches nothing. For more than WINDOW entries, keys that only one
-    sequence has are dropped first, and the search moves a window along both sequences.
+    Entries match if their keys are equal and not None. For more than WINDOW entries, keys that only one sequence has
+    are dropped first, and the search moves a window along both sequences.
     """
     if max(len(left), len(right)) > WINDOW:
         both = {key for _, key in left} & {key for _, key in right} - {None}

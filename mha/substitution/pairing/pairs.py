@@ -28,7 +28,7 @@ class Module:
     Attributes:
         name, kind: its name in the model, and its class.
         numbers: the Numbers (element count and hash) of all its parameters together.
-        each: the Numbers of each parameter.
+        each: the Numbers of each parameter, as a set.
         within: positions of the modules around it, the nearest first.
         shapes: the shapes of the floating-point outputs of its first call.
     """
@@ -92,7 +92,7 @@ class Pairs:
     def others_for(self, port: int) -> list[int]:
         """Return positions of unpaired modules of the original that the port's module at `port` could be paired with.
 
-        They are around or inside its present partner, and have its parameters and output shapes.
+        They contain the module's present partner or are inside it, and have the module's parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -111,10 +111,10 @@ class Pairs:
         self._back[port] = original
 
     def exchanged(self) -> dict[int, int]:
-        """Return new pairs for modules with equal shapes that the two models call in different orders.
+        """Return new pairs (original -> port) for modules with equal shapes that the models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. Pairs stay if the modules have
-        submodules, are inside a pair found by parameters, or have names that are paired in other layers too.
+        If one model calls a, b, the other b, a, the new pairs are a with b, b with a. Pairs are kept if their modules
+        have submodules, are inside a pair found by parameters, or have names that are paired in other layers too.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -131,9 +131,10 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return new pairs, a dict for each group of submodules of `port` that the models call in different orders.
+        """Return new pairs for submodules that the models call in different orders: a dict original -> port per group.
 
-        A group has direct submodules of equal parameter count and output sizes that have no submodules themselves.
+        A group consists of direct submodules of `port` that have no submodules, and have equal parameter counts and
+        output sizes.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:
@@ -153,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most other layers, whose modules are called in equal order, pair these two names too."""
+        """Return whether most other layers, except those called in another order, pair modules of these names too."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
@@ -165,7 +166,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return new pairs for those direct submodules with submodules that the two models call in different orders."""
+        """Return pairs (original -> port) of direct submodules, except leaves, that the models call in other orders."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -191,7 +192,7 @@ class Pairs:
             self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
-        """Return the position of the original's module that the port's module at `port` is paired with, or None."""
+        """Return the position of the original's module that is paired with the port's at `port`; None if none is."""
         return self._back.get(port)
 
     def _pair(self, original: int, port: int, how: str) -> bool:
@@ -301,7 +302,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """Return (number of elements, size of the last axis) for each shape; transposing other axes keeps them."""
+    """Return (number of elements, size of the last axis) for each shape. Transposing other axes changes neither."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 

@@ -37,7 +37,7 @@ class Beside:
     Attributes:
         name: the name of the activation.
         active: the activation as a function, if the original's module has it; None if the port's has it.
-        equal: whether the two modules differ in nothing else.
+        equal: whether this is the only difference between the two modules.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Beside:
 def activation_beside(
     known: Known, exact: Mapping[Place, NDArray], got: Mapping[Place, NDArray], dtype: str
 ) -> Beside | None:
-    """Return the activation that only one of two paired modules applies after a matrix product; None without one.
+    """Return the activation that only one of two paired modules applies after its matrix product, or None.
 
-    The other model may have it outside the module, as in the example, where the port's module is only the product.
+    In the example, the original's module applies ReLU to the product, and the port's module returns the product.
 
     Args:
         known: the inputs, parameters and numbers of the original's module.
-        exact: key path -> its output in float64 on the inputs of the port's module.
+        exact: key path -> output of the original's module in float64, on the inputs of the port's module.
         got: key path -> output of the port's module, at the same key paths.
         dtype: the port's dtype.
 

@@ -30,14 +30,14 @@ KNOWN = ("", "same")
 
 
 class Blame(Parts):
-    """A `Parts` that decides which modules are blamed. A module's "lines" are its own code, outside its submodules.
+    """A `Parts` that decides which modules to blame for errors. A module's "lines": its code outside its submodules.
 
     Attributes:
-        in_lines: position of a module with wrong lines -> the judgement on its worst call, in which the port's outputs
+        in_lines: position of a module with wrong lines -> the comparison of its worst call, where the port's outputs
             replaced those of its submodules.
-        unseen: the bugs that these calls could not show.
+        unseen: bugs that the judged calls could not show.
         spared: positions of submodules that are not blamed, because others compensate their differences.
-        explained: position of a module -> an Elsewhere: its wrong outputs follow from wrong submodules.
+        explained: position of a module whose wrong outputs follow from wrong submodules -> the Elsewhere that shows it.
     """
 
     def __init__(
@@ -50,9 +50,10 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """Return the verdict on a module with wrong code of its own, or blame its submodules for that.
+        """Return the final verdict on a module. `found`: the verdict so far, by which the module's own code is wrong.
 
-        Wrong submodules without an original are blamed. Until then their code counted as the module's own.
+        If submodules without an original cause the error, they get verdicts too, and the module is only wrong
+        "through its parts". In `found`, the code of these submodules counts as the module's own.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -96,7 +97,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """Add verdicts on groups of projections that are one packed projection in the original (such as q, k and v)."""
+        """Add verdicts on projections that the original packs into one, such as q, k, v, inside the module `around`."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
@@ -108,14 +109,14 @@ class Blame(Parts):
                 self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
-        """Change a submodule's verdict from "wrong" to "divided otherwise", that is, right with the code around it.
+        """Change a submodule's verdict from "wrong" to "divided otherwise": right together with the code around it.
 
         Args:
             part: position of the submodule.
-            around: the module around it, in words.
-            beside: the name of the activation that only it or only its original applies; None if there is none.
-            right: whether the module around is right with the submodule as it is.
-            together: whether that module is right only with several such submodules together.
+            around: the module around the submodule, in words.
+            beside: the name of the activation that only the submodule or only its original applies; None if none.
+            right: whether the module around gives right outputs with the submodule as it is.
+            together: whether the module around needs several such submodules together to give right outputs.
         """
         reason = f"a line of it stands beside it in the other model: {around} is right with it"
         if not right:
@@ -132,9 +133,9 @@ class Blame(Parts):
         """Take back "wrong" from submodules whose differences are compensated elsewhere; return their positions.
 
         Args:
-            port: position of the module around them.
+            port: position of the module around these submodules.
             right: whether the module's outputs are right.
-            lines: whether its own code is wrong, or may be.
+            lines: whether the module's own code is wrong, or may be wrong.
         """
         wrong = [one for one in self.inside[port] if self.results[one].status == "wrong"]
         alike = all(self.results[one].parameters in KNOWN for one in wrong)
@@ -167,17 +168,17 @@ class Blame(Parts):
             self.explained[port] = found
 
     def is_explained(self, port: int, alone: CallJudgement) -> bool:
-        """Return whether wrong submodules explain all wrong arrays in `alone`, the judgement on a module's own code."""
+        """Return whether wrong submodules explain all wrong arrays in `alone`, a comparison of a module's own code."""
         wrong = [place for place, each in alone.arrays.items() if not each.equal]
         return port in self.explained and self.explained[port].are_explained(wrong)
 
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
     ) -> CallJudgement:
-        """Return the one of three judgements on a module's own code that has the fewest wrong arrays.
+        """Return the one of three comparisons of a module's own code that has the fewest wrong arrays.
 
-        The three are `found`, one without replacing the outputs of the `spared` submodules, and one that also ignores
-        the inputs of submodules which have wrong code or contain spared ones.
+        The first is `found`. The second keeps the original's outputs of the `spared` submodules. The third also ignores
+        the inputs of submodules that have wrong code or contain spared ones. Other arguments: see `with_parts`.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -193,9 +194,9 @@ class Blame(Parts):
     def leave_open(self) -> None:
         """Change "wrong" to "not judged" for modules that can only be judged when others are corrected.
 
-        Such a module may have other parameters than its original, which wrong code around it may compensate. Or it
-        comes after a wrong module, and has more outputs than its original. Or it comes after one, and another module
-        of its class is right together with the code around it.
+        These are: modules whose parameters differ from their original's, if wrong code around them may compensate that;
+        modules after a wrong one, if they have more outputs than their original; and modules after a wrong one, if
+        another module of their class is right together with the code around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -276,10 +277,10 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the judgement on a module whose submodules are right, but read True in masks the other way round.
+        """Return the worst comparison of a module with submodules that read masks with the opposite meaning of True.
 
-        Here the original's submodules run, on the original's masks, since the port's outputs would hide that masks are
-        inverted. None if there are no such submodules, one is wrong by its own code, or nothing is wrong here.
+        These submodules run as in the original, on the original's masks: the port's outputs would hide that a mask is
+        inverted. Return None if there is no such submodule, if one has wrong code, or if the comparison shows no error.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -301,10 +302,10 @@ class Blame(Parts):
         return None if worst.worst[1].equal else worst
 
     def blame_for_masks(self, port: int) -> bool:
-        """Blame submodules that read masks with the opposite meaning of True; return whether there are any.
+        """Blame submodules of `port` that read True in masks with the wrong meaning; return whether there are any.
 
-        `port` is a wrong module whose code and submodules are judged right. A submodule by itself is right with either
-        meaning of True. It is blamed here if other modules of its class read masks like the original.
+        `port` must be wrong although its code and submodules are judged right. Alone, a submodule is right with either
+        meaning of True; here it is blamed if other modules of its class read masks like the original.
         """
         found = False
         for one in self.inside[port]:

@@ -41,7 +41,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a submodule. `turn`: 0 for its first call, and so on. `own`, `port`: its position in each model."""
+    """A call of a submodule. `turn`: number of its earlier calls. `own`, `port`: the call's position in each model."""
 
     turn: int
     own: int
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class Elsewhere:
-    """A second judgement on the wrong submodules of a module, from a run of the original's whole module.
+    """A second verdict on the wrong submodules of a module, from runs of the original's whole module.
 
     Args:
         parts: both models.
@@ -58,10 +58,10 @@ class Elsewhere:
         right: whether the module's outputs are right.
 
     Attributes:
-        taken: positions of the submodules that get the port's outputs in that run, so that most outputs agree.
-        agreeing: positions of the other submodules whose outputs agree in that run.
-        causes: positions of the wrong modules in `taken` or around one in `taken`; [] if not all outputs of the module
-            agree in that run.
+        taken: positions of the submodules whose outputs are replaced by the port's, so that most other outputs agree.
+        agreeing: positions of the other submodules whose outputs then agree with the port's.
+        causes: positions of the wrong modules that are in `taken` or contain a module in `taken`; [] if the outputs of
+            the module at `port` still differ.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
@@ -133,8 +133,8 @@ class Elsewhere:
     def are_explained(self, places: Iterable[Place]) -> bool:
         """Return whether `causes` explain all wrong arrays at these key paths.
 
-        They explain the module's outputs. They also explain the inputs of a submodule if it comes after them, is in
-        `agreeing`, or contains only such submodules.
+        Wrong outputs of the module are explained. Wrong inputs of a submodule are explained if it is called after the
+        `causes`, is in `agreeing`, or contains only submodules in `agreeing`.
         """
         if not self.causes:
             return False

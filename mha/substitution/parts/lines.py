@@ -21,13 +21,13 @@ MODES = ("training", "train", "is_training", "deterministic")
 
 
 class Lines:
-    """A search, in one call of a port's module, for the submodules that made the wrong arrays or the right ones.
+    """A search for the submodules that made the wrong arrays in one call of a port's module.
 
     Args:
         recording: the port's recording.
         call: position of the call.
-        judged: the judgement on the call, in which the outputs of some submodules were replaced by the port's.
-        parts: positions of these submodules.
+        judged: the comparison of the call, in which the outputs of some submodules were replaced by the port's.
+        parts: positions of the submodules with replaced outputs.
         unjudged: positions of the submodules without a verdict, whose code counts as that of the called module.
     """
 
@@ -41,9 +41,9 @@ class Lines:
     def makers(self) -> set[int] | None:
         """Return the modules in `unjudged` that make the wrong arrays; None if the maker of one array is unknown.
 
-        A module makes the arrays that it returns, and those that it passes to a submodule but did not get itself. It
-        counts only if all its input arrays are right, and no argument is a number or bool that its caller may have
-        chosen wrongly (those named in MODES are allowed).
+        A module makes the arrays that it returns, and those that it passes to a submodule but did not get itself.
+        Only modules whose input arrays are all right count. They must get no number or bool, which the caller may have
+        chosen wrongly; arguments named in MODES are allowed.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}

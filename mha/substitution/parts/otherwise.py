@@ -22,10 +22,10 @@ class Division(NamedTuple):
     Such a submodule differs from its original, but the code around it compensates that, for example by adding its bias.
 
     Attributes:
-        found: the judgement on the worst call, with the port's outputs of all submodules; None if it can't be run.
-        spared: the same with the original's outputs of some submodules, if that makes an array right; else None.
+        found: the comparison of the worst call, with the port's outputs of all submodules; None if a run fails.
+        spared: this comparison with the original's outputs of some submodules; None if that makes no array right.
         parts: positions of the submodules that are right together with the code around them.
-        beside: position of a submodule whose activation is outside it -> the activation's name.
+        beside: position of a submodule whose activation the other model applies outside it -> the activation's name.
     """
 
     found: CallJudgement | None
@@ -35,15 +35,15 @@ class Division(NamedTuple):
 
 
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
-    """Return the Division of the submodules `wrong`: which are right together with the code around them.
+    """Return which of the submodules `wrong` are right together with the code around them, as a Division.
 
-    The original's module runs with the port's output of a submodule, then with the original's. If some array differs
-    from the port's in the first run alone, and none in the second alone, the port's code around the submodule makes up
-    for it. (A submodule that is really wrong gives the port's arrays in the first run.)
+    The original's module runs twice: with the port's output of a submodule, then with the original's. If arrays that
+    differed from the port's in the first run agree in the second, and no others differ, the port's code around the
+    submodule makes up for it. (For a submodule that is really wrong, the arrays agree in the first run.)
 
     Args:
-        run: a function: {position of a submodule: what replaces its output} -> judgements on the module's calls, or
-            None.
+        run: a function: {position of a submodule: what replaces the port's output} -> comparisons of the module's
+            calls, or None if it can't be run.
         wrong: positions of the submodules whose outputs differ from their originals'.
         activations: position of a submodule that differs from its original by an activation -> that activation.
     """

@@ -27,7 +27,7 @@ class Packed:
 
     Attributes:
         original: position of the original's projection.
-        leaves: position of each of the port's projections -> the judgement on it.
+        leaves: position of each of the port's projections -> the comparison of its output.
         part: a Part that replaces the original's output by the port's concatenated outputs.
     """
 
@@ -37,12 +37,12 @@ class Packed:
 
 
 def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
-    """Return a Packed for each projection of the original that is several projections of one input in the port.
+    """Return a Packed for each projection of the original in whose place the port has several with the same input.
 
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
-        leaves: positions of its submodules that have parameters, no submodules of their own and no original.
+        leaves: positions of submodules to search: those with parameters, but without submodules or an original.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
     for leaf in leaves:
@@ -91,8 +91,8 @@ def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, sam
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
     """Return the modules in `names` that have no original, but are known to be right.
 
-    These are modules whose floating-point outputs are all right, and right projections that are packed into one in the
-    original.
+    These are modules whose floating-point outputs are all right, and right projections that the original packs into
+    one. `parts`: both models.
     """
     ready, calls = parts.ready.get(0, ((), ()))
     inner = parts.outermost_inside(0, judged=True)

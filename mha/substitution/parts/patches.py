@@ -15,7 +15,7 @@ WORDS = "patches of"
 
 
 def patches(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
-    """Yield (the port's array in the original's shape, words): one array is an image, the other rows of patches.
+    """Yield (the port's array in the original's shape, its layout in words), for an image and rows of its patches.
 
     Args:
         own: the original's array: an image, (B, C, H, W) or (B, H, W, C), or rows (..., C * h * w) of patches.

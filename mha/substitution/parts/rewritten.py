@@ -34,10 +34,9 @@ VAGUE = "in another order"
 
 
 class Rewritten:
-    """A search for submodules that were judged wrong, but only divide the computation in another way than the original.
+    """A search for submodules that were judged wrong, but may only divide the computation differently.
 
-    Args:
-        parts: both models, with a verdict on every module.
+    `parts`: both models, with a verdict on every module.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -194,7 +193,7 @@ class Rewritten:
         return {at.name for one in self.parts.calls[port] for at in calls[one].given if at.floating}
 
     def otherwise(self, port: int) -> set[str]:
-        """Return which parameters of a submodule ("matrix", "bias") have other numbers or order than the original's."""
+        """Return which of "matrix" and "bias" of a submodule differ from the original's in numbers or their order."""
         if port in self._differing:
             return self._differing[port]
         original = self.parts.pairs.original_of(port)

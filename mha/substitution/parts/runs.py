@@ -30,11 +30,11 @@ RIGHT = ("equal", "divided otherwise")
 
 
 class Parts:
-    """The modules and calls of an original and its port, with the verdicts on the port's modules, innermost first.
+    """A record of an original's and its port's modules and calls, with verdicts on the port's, innermost first.
 
     Attributes:
         results: position of a module -> the verdict on it.
-        ready: position of a judged module -> (its calls as Substitutions, the calls' positions in both models).
+        ready: position of a judged module -> (its calls as Substitutions, their positions (original's, port's)).
         beside: position of a wrong module -> the activation (such as ReLU) that only it or only its original applies.
         own_masks: positions of modules that were judged with the masks of the original's own run.
         other_masks: positions of modules that were judged with the meaning of True in masks reversed.
@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the submodules of `port` that are judged (False: are not), except those inside a judged submodule."""
+        """Return submodules of `port` inside no judged submodule: judged ones, or with `judged=False` the others."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -91,16 +91,16 @@ class Parts:
         return list(in_order(left, [(one, sizes_of(self.recording.calls[one].shapes)) for one in other]))
 
     def division(self, inner: Sequence[int], ready: Ready, calls: Calls) -> Division:
-        """Return the Division of a module's wrong submodules: which are right with the code around them."""
+        """Return which of the submodules `inner` are wrong alone but right with the code around them, as a Division."""
         wrong = [one for one in inner if self.results[one].status != "equal"]
         known = {one: self.beside[one] for one in wrong if one in self.beside}
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
 
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
-        """Return the wrong submodules of a right module, if they compensate one another; else ().
+        """Return the wrong submodules `inner` of a right module if they compensate one another; else ().
 
-        They do if the outputs differ when only one of them replaces its original. For example, the rows of query and
-        key matrices may have the same new order. If no single one changes the outputs, the result is ().
+        They do if the module's outputs become wrong when only one of them replaces its original. For example, the rows
+        of the query and key matrices may have the same new order. Other arguments: see `with_parts`.
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -124,14 +124,14 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Return the judgement on each call, with the port's outputs for some submodules; None if it can't be run.
+        """Return the comparison of each call, with the port's outputs for some submodules; None if a run fails.
 
         Args:
             inner: positions of the submodules whose outputs are replaced.
-            ready, calls: the calls of the module as Substitutions, and their positions in both models.
-            instead: position of a submodule -> what replaces its outputs, if not the port's.
+            ready, calls: the calls of the module as Substitutions, and their positions (original's, port's).
+            instead: position of a submodule -> an `Instead`: what replaces its outputs, if the port's outputs don't.
             others: further submodules as Parts, which have no original.
-            unasked: positions of submodules whose floating-point inputs are not judged.
+            unasked: positions of submodules whose floating-point inputs are not compared.
         """
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
@@ -174,7 +174,7 @@ class Parts:
 
         Args:
             port: position of the module.
-            worst: the judgement on its only call, in which the outputs of its submodules were replaced by the port's.
+            worst: the comparison of its only call, in which the outputs of its submodules were replaced by the port's.
         """
         ready, calls = self.ready[port]
         if len(ready) != 1:
@@ -189,7 +189,7 @@ class Parts:
         return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
 
     def activation_of(self, ready: Ready) -> Beside | None:
-        """Return the activation (such as ReLU) that only a module or only its original has, in all calls; or None."""
+        """Return the activation (such as ReLU) that only a module or only its original has in all calls, or None."""
         found = []
         for one in ready if all(one.leaf for one in ready) else ():
             known = Known(list(one.given_all().values()), one.parameters(), numbers_of_module(one.held))

@@ -27,7 +27,7 @@ GROWTH = 4.0
 
 @dataclass(frozen=True)
 class Apart:
-    """The difference of two arrays.
+    """A difference of two arrays, relative to the first.
 
     Attributes:
         size: the root mean square of the first array.
@@ -41,7 +41,7 @@ class Apart:
 
     @property
     def words(self) -> str:
-        """Return the largest difference and its place, as the findings show it."""
+        """Return the largest difference and its index in words."""
         return f"by up to {number(self.worst.largest)} at {list(self.worst.index)}"
 
 
@@ -50,7 +50,7 @@ EQUAL = Apart(0.0, 0.0, Worst())
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-    """Return the Apart (difference) of two arrays where `counts` is True; infinite if only one number is NaN."""
+    """Return the difference of two arrays where `counts` is True; infinite where only one of them is NaN."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     if not a.size:
         return EQUAL
@@ -67,7 +67,7 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 
 def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
-    """Return the least root mean square of b - a (where `counts` is True) of all slices along all axes but the last.
+    """Return the smallest rms of b - a over all slices x[i], x[:, i], ... and the whole array, where `counts` is True.
 
     >>> least_slice(np.zeros((2, 3)), np.array([[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]]))
     0.0
@@ -84,13 +84,13 @@ def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The difference that is allowed between the inputs of two paired layers, relative to the inputs' size.
+    """A difference that is allowed between the inputs of two paired layers, relative to the inputs' size.
 
-    The code between two attention layers is unknown, but it spreads rounding errors over all elements. So the next
-    inputs may differ by a constant times `carried`, the root mean square of earlier differences.
+    The code between two attention layers is unknown, but it spreads rounding errors over all elements. So the inputs
+    of the next layer may differ by a constant times `carried`, the root mean square of earlier differences.
 
     Attributes:
-        dtype: the narrower of both dtypes; arrays that are equal after rounding to it count as equal.
+        dtype: the narrower of the two dtypes; arrays that are equal after rounding to it count as equal.
         unit: the sum of the unit roundoffs of both dtypes.
         carried: the largest relative difference (root mean square) of the earlier calls, in inputs and outputs.
     """
@@ -110,19 +110,19 @@ class Allowance:
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-        """Return the Apart (difference) of two arrays where `counts` is True; EQUAL if they are equal in `dtype`."""
+        """Return the difference of two arrays where `counts` is True; EQUAL (none) if they are equal in `dtype`."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
-        """Return (the largest difference of an element from `a`, the difference that is allowed there)."""
+        """Return (difference at the worst element of `found`, difference that is allowed at this element of `a`)."""
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return in words a difference and the allowed one, relative to the arrays' size. `whose`: "their" or "its"."""
+        """Return in words the difference `found` and the allowed one, relative to `whose` ("their" or "its") size."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
-        """Return the difference / allowed difference: the larger of that of the mean and that of the worst element."""
+        """Return the larger of two ratios, difference / allowed difference: of the mean, and of the worst element."""
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod

@@ -30,7 +30,7 @@ FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"),
 
 @dataclass(frozen=True, eq=False)
 class ComparedCall:
-    """A recorded call (`problem`) with the reference's answer (`wanted`): results and allowed errors."""
+    """A recorded call (`problem`), with the reference's results and allowed errors for it (`wanted`)."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """Return the ComparedCall for a call, after computing the reference's answer to it."""
+        """Return a ComparedCall: the recorded call `problem` with the reference's results, which are computed here."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property
@@ -59,12 +59,12 @@ class ComparedCall:
 
 @dataclass
 class CallDifferences:
-    """The differences of two recorded calls in inputs, mask and cached keys.
+    """A record of the differences of two recorded calls in inputs, mask and cached keys.
 
     Attributes:
         inputs: the largest difference / allowed difference of the inputs; None if their shapes differ.
-        drift: the largest relative difference (root mean square) of the inputs that agree within what is allowed.
-        found: every Difference.
+        drift: the largest relative difference (root mean square) of inputs whose difference is allowed.
+        found: every difference that is not allowed.
         notes: remarks in words.
         rows: bool (B, Lq), True at queries outside padding; None if shapes differ.
     """
@@ -77,7 +77,7 @@ class CallDifferences:
 
 
 def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDifferences:
-    """Return the CallDifferences of two calls: in inputs, mask and cached keys."""
+    """Return the differences of the port's call `b` from the original's `a`, in inputs, mask and cached keys."""
     both = CallDifferences()
     own, other = a.problem.inputs, b.problem.inputs
     shapes = _other_shapes(own, other)
@@ -253,14 +253,14 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """Return (B, Lq, Do): how the original's output changes if `parts` of its call are replaced by the port's.
+    """Return (B, Lq, Do): how much the original's output changes if `parts` of its call are replaced by the port's.
 
-    The result is None if the sizes of the two calls don't fit.
+    Return None if parts of the two calls can't be combined because their sizes differ.
 
     Args:
         a, b: the original's call and the port's.
         rows: bool (B, Lq, 1), True at the queries to compare.
-        parts: some of "inputs", "mask" and "layer".
+        parts: some of "inputs", "mask" and "layer" (config and weights).
     """
     own, other = a.wanted.problem, b.wanted.problem
     taken = [name for part in parts for name in FIELDS[part]]
@@ -280,10 +280,10 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 
 
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
-    """Return the Worst: the element where the two outputs differ most, relative to the allowed difference.
+    """Return the element where the two outputs differ most, relative to the allowed difference, as a Worst.
 
-    The allowed difference is the sum of both error bounds and of `drift` (B, Lq, Do; None for 0), which is how much
-    allowed differences in the inputs change the outputs.
+    The allowed difference is the sum of both error bounds and `drift` (B, Lq, Do), the change of the output by allowed
+    differences of the inputs; `drift=None` means 0. `rows`: bool, True at the queries to compare.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
     return worst(a.output, b.output.astype(np.float64), slack, rows)
@@ -292,9 +292,9 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Return (differences, notes, worst error / allowed error of the port) of two calls, each judged on its own.
+    """Return (differences, notes, worst error / allowed error of the port) of two calls, each compared by itself.
 
-    Each call's outputs are compared with the reference's for the call's own inputs, mask and weights.
+    Each call's outputs are compared with the reference's outputs for the inputs, mask and weights of the same call.
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

@@ -25,7 +25,7 @@ PARTS_BEHIND = " (feed-forward layers, normalisation, a pooler, a head)"
 
 @dataclass
 class Before:
-    """A note of the results of earlier calls, for the comparison of later ones.
+    """A record of the results of earlier pairs of calls, for the comparison of later pairs.
 
     Attributes:
         carried: the largest relative difference so far in inputs and outputs that agree; see `Allowance`.
@@ -41,7 +41,7 @@ class Before:
     rows: NDArray[np.bool_] | None = None
 
     def up_to(self, name: str) -> str:
-        """Return the words " up to its output projection" if the code after it was not compared; else ""."""
+        """Return " up to its output projection" if the code after this projection was not compared; else ""."""
         return " up to its output projection" if name in self.open else ""
 
     @property
@@ -59,7 +59,7 @@ class Before:
         return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
-        """Return bool that broadcasts to `array`, True outside padding; None if the array has other items or rows."""
+        """Return `rows` with axes added to broadcast to `array` (B, L, ...); None if B or L differs, or is unknown."""
         if self.rows is None or array.ndim < 3 or array.shape[:2] != self.rows.shape:
             return None
         counted: NDArray[np.bool_] = self.rows.reshape(*self.rows.shape, *(1,) * (array.ndim - 2))
@@ -67,9 +67,9 @@ class Before:
 
 
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
-    """Return the verdicts on further outputs of port `b`, compared with those of original `a`.
+    """Return the verdicts on outputs of port `b` other than its attention layers', compared with original `a`.
 
-    These are the recorded outputs of the whole model, and of modules that are no attention layers, such as a pooler.
+    These are the recorded outputs of the whole model, and of modules such as a pooler.
     """
     found = []
     layers = {*(a.behind or ()), *(b.behind or ())}
@@ -83,8 +83,8 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
     """Return the verdict on the final outputs of two layers; None if neither has code after its output projection.
 
-    The final output of a layer without such code is that of its output projection. If the outputs can't be compared,
-    the result is None too, and `before.open` gets an entry.
+    `pair`: positions of the original's and the port's call. If only one layer has such code, the other's output
+    projection gives its final output. If final outputs can't be compared, add to `before.open` and return None.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]
@@ -130,7 +130,7 @@ def _orders(end: RecordedEnd, like: RecordedEnd) -> list[RecordedEnd]:
 
 
 def unjudged(a: Recording, b: Recording, ends: Sequence[ModuleResult]) -> Iterator[str]:
-    """Yield sentences on outputs of the model, and of modules that are no attention layers, that were not compared."""
+    """Yield sentences on outputs of the model, and of modules other than attention layers, that were not compared."""
     is_model = any(layer.name for layer in a.layers)
     if is_model and not any(end.status != "not judged" for end in ends if not end.name):
         lacking = [whose for one, whose in ((a, "original"), (b, "port")) if not any(e.arrays for e in _named(one, ""))]

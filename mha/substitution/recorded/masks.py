@@ -38,11 +38,11 @@ def mask_differences(
 ) -> tuple[list[Difference], list[str]]:
     """Return (differences of the port's mask from the original's, notes on differences without effect).
 
-    Two masks are equal if every query may attend to the same keys, with the same bias. So lengths may equal a bool
-    mask, or a bias of -inf. A large negative bias excludes a key if the key's weight becomes exactly 0.
+    Two masks are equal if every query may attend to the same keys, with the same bias. So valid lengths may be equal to
+    a bool mask, or to a bias of -inf. A large negative bias excludes a key if the key's weight becomes exactly 0.
 
     Args:
-        a, b: the reference's answers to the original's call and to the port's; both calls have the same shapes.
+        a, b: the reference's results for the original's call and for the port's; both calls have the same shapes.
         allowance: how far biases may differ.
         rows: bool (B, Lq), True at the queries to compare.
     """
@@ -174,7 +174,7 @@ def _centred(bias: NDArray, counts: NDArray[np.bool_]) -> NDArray:
 
 
 def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
-    """Return bool (B, Lq), True at queries of a self-attention whose own key is padding by both masks.
+    """Return bool (B, Lq), True at queries of self-attention whose position is padding in both calls' masks.
 
     These rows have no influence on any other row of this layer's output, or of a later layer's.
     """
@@ -187,6 +187,6 @@ def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
 
 
 def padded_keys(one: Expected) -> NDArray[np.bool_]:
-    """Return bool (B, Lk), True at keys that no query of any head attends to, or that are padding by the mask."""
+    """Return bool (B, Lk), True at keys that no query in any head may attend to, or that the mask calls padding."""
     unseen: NDArray[np.bool_] = ~one.where.any(axis=(1, 2))
     return unseen | one.problem.padding()

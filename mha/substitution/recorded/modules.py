@@ -37,7 +37,7 @@ AnyRecording = ModuleRecording | Recording | str | os.PathLike[str]
 def recorded_apart(
     original: AnyRecording, port: AnyRecording, pairs: Mapping[str, str] | None, progress: Callable[[str], None]
 ) -> WhereReport:
-    """Return the report on two recordings: on their attention layers, and on other modules if both hold some.
+    """Return the report on the attention layers of two recordings, and on other modules if both recordings hold some.
 
     Raises:
         SpecError: a file is no recording, the two hold nothing that can be compared, or `pairs` contradict each other.
@@ -76,12 +76,12 @@ def modules_apart(
     pairs: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> WhereReport:
-    """Return the report on the modules of an original and of its port, in the order in which their calls ended.
+    """Return a report with a verdict on each module of a port, by two recordings.
 
     Args:
         original, port: recordings of one call of each model.
-        layers: the report on their attention layers; a layer that is wrong in it is wrong here too.
-        rows: bool (B, L), True at positions outside padding; None: all.
+        layers: the report on their attention layers. A layer that is wrong in `layers` is wrong in the result too.
+        rows: bool (B, L), True at positions outside padding; None means all positions.
         pairs: name of a module of the original -> name of the port's, for pairs that the search would not find.
         progress: called with a text on the current step.
 
@@ -161,15 +161,15 @@ RIGHT = {"equal": 0, "divided otherwise": 1}
 
 @dataclass(frozen=True)
 class Distances:
-    """The differences of the arrays in two calls.
+    """A summary of the differences of the paired arrays in two calls.
 
     Attributes:
         ratio: the largest difference / allowed difference; None if no arrays could be paired.
         words: the name of the array with that ratio, and its difference.
-        least: the smallest difference (root mean square) in a slice, along any axis but the last, of an array that
-            differs. It is 0 if some position or item is equal.
+        least: the smallest `least_slice` (a root mean square) of the arrays that differ. It is 0 if some position or
+            batch item is equal.
         allowed: the largest allowed difference (root mean square) of an array.
-        size: the largest size (root mean square) of an array.
+        size: the largest root mean square of an array.
     """
 
     ratio: float | None = None
@@ -181,7 +181,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Compared:
-    """The verdict on one call of the port, and the difference of its outputs from the original's."""
+    """A verdict on one call of the port (`result`), and the difference of its outputs from the original's (`gave`)."""
 
     result: ModuleResult
     gave: Distances = Distances()

@@ -17,12 +17,12 @@ WEIGHTS = "the same weights"
 
 @dataclass(frozen=True)
 class Pairing:
-    """Pairs of calls of an original and a port, by position in each recording.
+    """A list of pairs of calls of an original and a port, by position in each recording.
 
     Attributes:
         how: the rule for the pairs: "name", "order", "the map", or "the same weights" (if one model has more layers).
         pairs: (call of the original, call of the port), in the order of the original's calls.
-        remarks: sentences on the pairing.
+        remarks: sentences on how the calls were paired.
     """
 
     how: str
@@ -30,7 +30,7 @@ class Pairing:
     remarks: tuple[str, ...] = field(default=())
 
     def left(self, a: Recording, b: Recording, chosen: Collection[str]) -> dict[str, list[str]]:
-        """Return the calls in `chosen` without a partner: "the original's" -> names, "the port's" -> names."""
+        """Return the calls named in `chosen` that have no pair: {"the original's": names, "the port's": names}."""
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         return {
             whose: [name for i, name in enumerate(recording.names) if i not in positions and name in chosen]
@@ -38,22 +38,21 @@ class Pairing:
         }
 
     def notes(self, left: Mapping[str, list[str]]) -> Iterator[str]:
-        """Yield the remarks, and a sentence for each recording that has calls without a partner."""
+        """Yield `remarks`, and a sentence on each recording with calls that have no pair (`left`, from `self.left`)."""
         yield from self.remarks
         for whose, names in left.items():
             if names:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return the last pair of calls before a point in both recordings, and what was not compared since.
+        """Return (last pair of calls before the point `until`, or None; what was not compared, in words).
+
+        The words name the unpaired calls between this pair and `until`, and all attention modules that were not
+        recorded; "" if there are none.
 
         Args:
-            a, b: the original and the port.
-            until: how many calls of each recording are before that point.
-
-        Returns:
-            (the pair or None, words). The words name the later calls without a partner, and all attention modules that
-            were not recorded (at whatever time they were called); "" if there are none.
+            a, b: the recordings of the original and of the port.
+            until: a point in both recordings: (number of the original's calls before it, number of the port's).
         """
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
@@ -69,13 +68,14 @@ class Pairing:
 
 
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
-    """Return the Pairing of the calls of an original with those of a port: by name, by weights or in order.
+    """Return the pairs of an original's and a port's calls: by the layers' names, by their weights, or in order.
 
-    By name if the recording with more layers has all names of the other. Else by weights if one has fewer layers, and
-    some weights are those of exactly one of the original's layers; other layers get no partner. Else in order.
+    Names are used if the recording with more layers has all names of the other. Else weights are used if the numbers of
+    layers differ, and a layer of the port has the weights of exactly one layer of the original; layers without such a
+    partner get no pair. Else calls are paired in order.
 
     Args:
-        a, b: the original and the port.
+        a, b: the recordings of the original and of the port.
         named: name of a layer of the original -> name of the port's. If there are any, the other layers are only
             paired by equal names.
 

@@ -35,14 +35,14 @@ def recordings_apart(
     before: Before | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> WhereReport:
-    """Return the report on the calls of an original and of its port.
+    """Return a report that compares the recorded attention calls of a port with those of its original.
 
     Args:
         original, port: recordings of the same calls.
-        pairs: name of a layer of the original -> name of the port's, where names and order don't give the pair.
-        patterns: names of the calls of either model that are reported; wildcards work.
-        unseen: whether to report known bugs that equal calls can't show.
-        before: a note of results for later comparisons, which is filled in here.
+        pairs: name of a layer of the original -> name of the port's, for pairs that `pair_calls` would not find.
+        patterns: names of the calls to report, in either model; wildcards work.
+        unseen: whether to report known bugs that these calls can't show, if no difference is found.
+        before: a record that is filled with results which later comparisons need.
         progress: called with a text on the current step.
 
     Raises:

@@ -35,12 +35,10 @@ OF_OTHER_SIZES = "its sizes are not the original's, as those of another model"
 def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) -> tuple[list[Difference], list[str]]:
     """Return (differences, notes) of the port's layer `b` and the original's `a`, in settings and weights.
 
-    Weights are compared after rounding to the narrower of the two dtypes. A missing bias equals one of zeros, repeated
-    key heads equal grouped ones, and the scale of the scores may be part of the query weights.
+    Weights are compared after rounding to the narrower of the two dtypes. A missing bias counts as zeros, repeated key
+    heads count as grouped heads, and the scale of the scores may be a factor of the query weights.
 
-    Args:
-        a, b: the layers.
-        index: the arrays of all of the original's layers.
+    `index`: the arrays of all layers of the original.
     """
     dtype = narrower(a.dtype, b.dtype)
     own, other = _comparable(a), _comparable(b)

@@ -19,7 +19,7 @@ LEAST = 1e-2
 
 
 def write_page(path: Path, report: WhereReport, title: str) -> None:
-    """Write the report as an HTML page, atomically. `title`: the subject, such as the port's file."""
+    """Write the report as an HTML page, atomically. `title`: the page's title, such as the name of the port's file."""
     write_whole(path, render(report, title).encode())
 
 

@@ -21,7 +21,7 @@ PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two recorded calls.
+    """A difference between two recorded calls.
 
     Attributes:
         part: what differs, one of PARTS, such as "mask".
@@ -32,7 +32,7 @@ class Difference:
         moves: the largest change of the original's output by this difference alone, computed with the reference; None
             if that can't be computed.
         shows: whether `moves` exceeds the allowed error.
-        follows: whether it is a consequence of an earlier difference.
+        follows: whether this difference is a consequence of an earlier one.
     """
 
     part: str
@@ -82,15 +82,15 @@ class ModuleResult:
         original_kind: the class of the original's module; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it); "through
             its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are right
-            with the code around it; "equal"; or "not judged"; or "caused upstream": it differs only because its inputs
-            do (with a live original, because a mask does).
+            with the code around it; "caused upstream" if it differs only because its inputs do (with a live original:
+            because a mask does); "equal"; or "not judged".
         ratio: the largest error / measured rounding error in all its calls (8 is allowed); None if not judged. If a
             number exceeds its derived bound, the ratio is at least 8 * error / bound.
         allowance: "derived" if every output also has a derived bound, else "calibrated"; "" if not judged.
         bound: the worst error / derived bound (1 is allowed); None without a bound. For two recordings, the worst
             difference / allowed difference.
         rounding: the measured rounding error of the output / the output.
-        place, index: the place of the worst array, and the index of its worst element.
+        place, index: the name of the worst array, and the index of its worst element.
         got, expected: the value of that element in the port, and in the original.
         reason: why it was not judged, or another remark; else "".
         parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. For a wrong
@@ -103,7 +103,7 @@ class ModuleResult:
         among: names of modules inside it, some of which are wrong, if it is not known which; else ().
         padding: for an equal module, how many rows differ but don't count: padding that no other row depends on, and
             fully masked queries.
-        uncompared: names of outputs that the original does not have, and of integers that differ.
+        uncompared: names of outputs that the original does not have, and of integer outputs that differ.
         backward: the verdict on its gradients; None if no gradients were recorded.
         differences: for two recordings, every difference of the call from the original's, in the order of PARTS.
     """
@@ -143,7 +143,7 @@ class ModuleResult:
 
     @property
     def wrong_backward(self) -> bool:
-        """Return whether its gradients are wrong, and not only because those of modules inside it are."""
+        """Return whether the module's own gradients are wrong, and not only those of modules inside it."""
         return self.backward is not None and self.backward.status == "wrong"
 
 
@@ -152,8 +152,7 @@ class WhereReport:
     """A report by `where`: a result for each module of the port that was called, in the order of the calls.
 
     Attributes:
-        results: one for each module.
-        uncovered: names of modules with parameters of their own that only the whole model's outputs can judge.
+        uncovered: names of modules whose own parameters only the whole model's outputs can judge.
         dtype: the port's dtype.
         versions: package -> version, from the port's recording.
         pairs: name of the original's module -> name of the port's.
@@ -199,7 +198,7 @@ class WhereReport:
 
     @property
     def is_no_port(self) -> bool:
-        """Return whether the port seems to be one of another model than this original.
+        """Return whether the port seems to belong to another model than this original.
 
         That is so if the whole model differs, and no module inside it was judged or has the original's parameters.
         """

@@ -123,9 +123,7 @@ def tree(report: WhereReport) -> Iterator[str]:
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
     """Yield a line on each bug that these inputs can't show; for 16-bit dtypes, also on the smallest visible mistake.
 
-    Args:
-        report: what was found.
-        whole: True to name the bugs; False to count them.
+    `whole`: True to name the bugs; False to count them.
     """
     if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
         least = sorted((FACTOR * one.rounding, _name(one.name)) for one in report.results if one.rounding)
@@ -175,9 +173,7 @@ def around_of(report: WhereReport, one: ModuleResult) -> str | None:
 def finding(one: ModuleResult, around: str | None = None) -> str:
     """Return a text on one wrong module: its error, the place of the error, and the original's module.
 
-    Args:
-        one: the verdict on the module.
-        around: name of a module around it whose own code is wrong, and may belong to this one in part; or None.
+    `around`: name of a module around it whose wrong code may partly belong to this module; None if there is none.
     """
     if one.wrong_backward:
         return _backward(one)
