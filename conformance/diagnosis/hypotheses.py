@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,15 +101,13 @@ class Evidence:
             return Miss(observation.case.id, "where it cannot be made", observation.extremity)
         names = sorted(observation.arrays, key=lambda name: name != "output")
         name = next(name for name in names if not self.alike(observation, arrays, names=[name]))
-        message = _difference(name, observation.arrays[name], arrays.get(name))
-        return Miss(observation.case.id, message, observation.extremity)
+        what = _difference(name, observation.arrays[name], arrays.get(name))
+        return Miss(observation.case.id, what, observation.extremity)
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
         """Return the names of arrays that differ between the subject and the reference with these bugs, in one case."""
         arrays = self.runs.arrays(observation, bugs)
-        if arrays is None or self.whole(observation, bugs):
-            return []
-        return [name for name in observation.arrays if not self.alike(observation, arrays, names=[name])]
+        return [name for name in observation.arrays if arrays and not self.alike(observation, arrays, names=[name])]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
         """Return whether a bug changes an array that the subject returns; True if the bug can't be made in the case."""
@@ -289,6 +287,10 @@ class Search:
             touched = self._changes(first) | self._changes(second)
             if needed <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 found.append((len(touched - failing), first, second))
+        # What empties a row shows what else is done with empty rows, which may show by itself in no case.
+        emptying = [bug for bug in touching if "allowed" in bug.forward and needed <= self._changes(bug)]
+        alone = [bug for bug in zoo if {*bug.steps} == {"weights"} and not self._changes(bug)]
+        found += [(len(self._changes(one) - failing), one, other) for one, other in product(emptying, alone)]
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
 

@@ -273,10 +273,8 @@ class Probing:
     @cached_property
     def _companions(self) -> list[Model]:
         """Return bugs on file that give rows without a key: such rows turn up where another fault empties them."""
-        empty = next((one for one in self.outcomes if one.probe.id == "empty-rows" and one.differing), None)
-        if empty is None:
-            return []
-        fitting: list[Model] = [(bug,) for bug in self.zoo if self._fits((bug,), empty)]
+        empty = [one for one in self.outcomes if one.probe.id == "empty-rows" and one.differing]
+        fitting: list[Model] = [(bug,) for one in empty for bug in self.zoo if self._fits((bug,), one)]
         return fitting[:CONDITIONS]
 
     def _right(self, model: Model) -> int:
