@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """Return the layer's config, with the input widths of parameters in `variables`. SpecError before `init`."""
+        """Return the layer's config. Input widths of None are read from `variables`. SpecError if one is not there."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -123,7 +123,7 @@ class MultiHeadAttention(nn.Module):
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
         """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs before norms and rotary positions. The past is not among the keys and values.
+        This runs before norms and rotary positions. `past_keys` and `past_values` are not passed to it.
         """
         return queries, keys, values
 
@@ -224,7 +224,7 @@ class MultiHeadAttention(nn.Module):
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They come before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys (B, Lk - Lp, Dk): Lk counts both, in masks too.
             positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
                 keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
             rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);

@@ -45,7 +45,7 @@ _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_sl
 
 
 class Floats(NamedTuple):
-    """The differentiable arrays of one call, or one value for each of these arrays, such as its gradient.
+    """The differentiable arrays of one call, in tuples. Other values, such as gradients, may stand in their places.
 
     queries: a tuple of one array (B, H, Lq, d).
     keys, values: one array each, or two (the past and the new ones): (B, G, L, d) and (B, G, L, dv).
@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return a list's items as a Floats with fields as long as this one's. It is the inverse of `in_a_row`."""
+        """Return a Floats with tuples of the same lengths, filled in order from a list like that of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -83,12 +83,10 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
-        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be two arrays
-            each, the past and the new ones.
-        score: the score function.
-        mask: the mask of the call.
-        dropout: the rate of dropout; it acts only in training.
-        training: whether this is training.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are tuples
+            of one array, or of two: those of the KV cache and the new ones.
+        score, mask: the score function and the mask of the call.
+        dropout, training: the rate of dropout, which acts only if `training` is True.
         query_block: how many queries to compute at once. None: as many as fit in the memory budget.
     """
     queries, keys, values = operands
