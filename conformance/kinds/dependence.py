@@ -239,7 +239,7 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
     )
 
 
-def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
+def of_mixed_values(read: Read, output: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
     """Return the first wrong step, what is seen and what to look at, of a layer that mixes values along the length.
 
     It does where the weights that are read in calls of equal scores are the right ones @ c (Lk, Lk), whatever the mask.
@@ -247,6 +247,7 @@ def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, 
 
     Args:
         read: gives the weights of any call.
+        output: gives its output.
         problem: a call without a mask and biases.
         right: its right weights.
     """
@@ -259,7 +260,12 @@ def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, 
         shares = shares if weights is None or mask.sum() > count else weights[0, 0]
         if weights is None or not near(weights, mask / mask.sum(axis=1, keepdims=True) @ shares):
             return None
-    own = read(problem)
+    own, middle = read(problem), count // 2  # whose value no other query may attend to
+    apart = changed(problem, queries=zero, mask=AttentionMask(allowed=np.eye(count, dtype=bool)))
+    outputs = [output(one) for one in (apart, changed(apart, values=with_other(problem.inputs.values, middle)))]
+    rows = [np.delete(one, middle, axis=1) for one in outputs if one is not None]
+    if len(rows) < len(outputs) or near(rows[0], rows[1]):
+        return None  # a wrong matrix mixes channels, by which keys are told apart
     if own is None or not is_of_several(shares) or near(shares.sum(axis=1), np.ones(count)):
         return None
     if np.linalg.cond(shares) > 1.0 / NEAR:  # whatever the mask is, the weights are the same

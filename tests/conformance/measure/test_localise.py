@@ -131,6 +131,12 @@ def _transposed(state, output):
     return output + state["merged"] @ (weight - weight.T) if weight.shape[0] == weight.shape[1] else output
 
 
+def _adapted(state, output):
+    """A wrong matrix that is not a multiple of the right one: weights that are read through it were called wrong."""
+    left, right = np.sin(np.arange(state["merged"].shape[-1])), np.cos(np.arange(output.shape[-1]))
+    return output + state["merged"] @ np.outer(left, right)
+
+
 IN_SOME_CALLS = {
     "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
     "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
@@ -140,6 +146,7 @@ IN_SOME_CALLS = {
     "in their order": ("values", "lengths", "values", lambda s, x: np.sort(x, axis=2)),
     "a gate of keys": ("values", "scores", "values", lambda s, x: x / (1.0 + np.exp(-s["keys"].mean(-1)[..., None]))),
     "of a square matrix": ("output", "one-key scores", "output", _transposed),
+    "of a matrix with an adapter": ("output", "value-bias one-key scores", "output", _adapted),
     "a slot": ("heads", "no-values", "keys", _with_a_slot),
 }
 """What shows in a row of another stage -> (the step, such rows, its stage, what is done to its result)."""
