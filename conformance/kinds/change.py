@@ -66,8 +66,8 @@ SIZES: dict[str, Callable[[Setting], float]] = {
     "query length": lambda s: s.sizes.query_len,
     "batch size": lambda s: s.sizes.batch,
     "past length": lambda s: s.sizes.past_len,
-    "head_dim rounded up to a multiple of 8": lambda s: -(-s.config.head_dim // 8) * 8,
-    "head_dim rounded up to a power of 2": lambda s: 1 << (s.config.head_dim - 1).bit_length(),
+    "(head_dim rounded up to a multiple of 8)": lambda s: -(-s.config.head_dim // 8) * 8,
+    "(head_dim rounded up to a power of 2)": lambda s: 1 << (s.config.head_dim - 1).bit_length(),
     "p": lambda s: s.config.dropout,
     "(1 - p)": lambda s: 1.0 - s.config.dropout,
 }
@@ -106,7 +106,7 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
     return Change(slug, words, lambda array, axes, setting: function(array))
 
 
-LEAVE_OUT = "Remove this."
+LEAVE_OUT = "Use them as they are."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
     "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),
@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
 }
 """Name -> (the formula, function)."""
 
-EACH = "changed: each x becomes {}"
+EACH = "mapped by x -> {}"
 """The words of a function, for its formula."""
 
 

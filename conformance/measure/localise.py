@@ -111,7 +111,7 @@ def _common(evidence: Evidence, scored: Sequence[Problem]) -> Located:
 
 
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
-COMMON = "what all projections have in common: inputs, layout of the weights, order of the heads, what is done behind"
+COMMON = "what all projections share: inputs, layout, rounding or norm of the weights, order of heads, what comes after"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]

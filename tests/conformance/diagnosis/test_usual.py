@@ -325,7 +325,7 @@ def test_what_is_wrong_for_huge_scores_besides_is_right_in_every_ordinary_case()
     subject = layer(lambda scores, mask: softmax(np.where(mask, scores, -1e9)), zeroed=False)
     told = brief(diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:4])))
     assert ("fill-1e9-averaged",) in [one.bugs for one in told.causes]
-    where = "a query may attend to no key or a size is 0 or a number is huge, NaN or infinite"
+    where = "a query may attend to no key, or a size is 0 or a number is huge, NaN or infinite"
     assert ONLY_EXTREME.format(where) in told.seen
 
 
@@ -340,7 +340,10 @@ IN_SOME = {
     ),
     "an additive bias": (
         *("scores", lambda s, x: x * (1.0 + 1e-4 * np.cos(x) * (s.inputs.mask.bias is not None))),
-        *("calls with an additive bias", "a cast (to bfloat16 or float16) of the additive bias"),
+        *(
+            "calls with an additive bias",
+            "casts (to bfloat16, float16 or 8 bits) and small added numbers (eps) in what makes the scores (",
+        ),
     ),
 }
 """The step, what is done to its result, the calls that alone are wrong, and what is to be checked there."""
@@ -355,3 +358,14 @@ def test_what_is_wrong_in_some_calls_alone_is_said_with_what_makes_just_these(wh
     assert f", and only {calls} are wrong." in told.causes[0].what, told.text
     assert told.causes[0].change.startswith(f"Next: check {checked}")
     assert told.seen == (f"Still right: all {calls.replace('with', 'without', 1)}.",)
+
+
+def test_what_is_still_right_has_nothing_that_is_not_in_what_is_wrong():
+    """Calls with masks that differ by item stood beside calls without a mask."""
+    subject = OutputAlone(wrong_at("scores", lambda s, x: x + 0.3 * np.sin(3.0 * x)))
+    some = ("prime", "ragged-square", "square-no-bias", "no-keys")
+    (seen,) = brief(diagnose(subject, select(some), bugs=(), experiments=Asker(subject, configs=CONFIGS[:1]))).seen
+    assert seen == (
+        "Already wrong: calls with scores that differ from key to key, no biases, and no mask. "
+        "Still right: calls with queries that are all 0, so that scores are equal."
+    )
