@@ -9,7 +9,7 @@ from conformance.diagnosis.diagnose import ALL_NAN, BIASED, STORED_IN, Diagnosis
 from conformance.judging.compare import Mismatch
 from conformance.judging.distance import worst
 from conformance.judging.expected import CHANGES
-from conformance.kinds.change import KINDS, NAMED, Setting
+from conformance.kinds.change import KINDS, NAMED, OR_WITH, Setting
 from conformance.kinds.made import FINITE, is_measured
 from conformance.kinds.oddities import ROUNDED
 from conformance.measure.search import Measured, ProbeResult
@@ -39,7 +39,6 @@ ADDITIVE = "the additive score: its projections of queries and keys, its tanh, a
 JOIN = "the join of past and new keys and values: its order, axis and lengths"
 OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
 CASTS = "casts (to bfloat16, float16 or 8 bits) and small added numbers (eps) in what makes the "
-OR_WITH = " or with "  # between several kinds of calls that alone are wrong
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."

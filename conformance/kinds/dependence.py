@@ -201,7 +201,7 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
 
 
 GATE = "what multiplies the heads' outputs: a gate, a norm, dropout, or a choice of heads"
-_SOFTMAX = "what stands in the softmax for exp, and what each row is divided by"
+_SOFTMAX = "what stands in the softmax for exp, a top-k or a threshold, and what each row is divided by"
 MIX = "what mixes heads after the softmax, such as a matrix or a mean over heads"
 PICKED: Told = (
     "Some queries give all keys the same weight; the weights of the others are right.",

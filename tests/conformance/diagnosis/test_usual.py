@@ -9,18 +9,20 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
-from conformance.diagnosis.diagnose import BIASED, STORED_IN, Diagnosis, diagnose
+from conformance.diagnosis.diagnose import BIASED, STORED_IN, Diagnosis, _only, diagnose
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import EXCLUDED
 from conformance.kinds.made import ADDED, FINITE, PADDING, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
 from conformance.measure.probes import PROBES
+from conformance.measure.problems import with_past
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.reports.brief import MADE
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
+from mha_core import AttentionMask
 from mha_core.dtypes import round_to
 from tests.conformance.measure.wrong import OutputAlone, wrong_at
 
@@ -358,6 +360,24 @@ def test_what_is_wrong_in_some_calls_alone_is_said_with_what_makes_just_these(wh
     assert f", and only {calls} are wrong." in told.causes[0].what, told.text
     assert told.causes[0].change.startswith(f"Next: check {checked}")
     assert told.seen == (f"Still right: all {calls.replace('with', 'without', 1)}.",)
+
+
+def test_no_calls_alone_are_wrong_that_a_further_call_is_not_among():
+    """The cases that failed had a past and a causal mask; a call with a past and a window was drawn beside that."""
+    row = next(one for one in PROBES if one.id == "past-masks")
+    causal, windowed = (
+        with_past(CONFIGS[0], 3, 4, mask=AttentionMask(query_offset=3, **mask))
+        for mask in ({"causal": True}, {"window": (2, 1)})
+    )
+    measured = Measured((), (ProbeResult(row, (windowed,), (windowed,)),), Asker(layer(lambda scores, mask: scores)))
+    for alone, is_so in {
+        "calls with past keys and values and a causal mask": False,
+        "calls with past keys and values": True,
+        "calls with a window or with a causal mask": True,
+        "calls with a window or with lengths": False,
+        "calls where the past length is 3": True,  # nothing tells that it is not so
+    }.items():
+        assert _only(measured, [causal], alone) == alone * is_so
 
 
 def test_what_is_still_right_has_nothing_that_is_not_in_what_is_wrong():
