@@ -38,7 +38,7 @@ NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return 
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 JOIN = "the join of past and new keys and values: its order, axis and lengths"
 OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
-CASTS = "casts (to bfloat16, float16 or 8 bits) and small added numbers (eps) in what makes the "
+CASTS = "casts (to bfloat16, float16, 8 bits), approximations (of exp) and added numbers (eps) in what makes the "
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
@@ -149,8 +149,8 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     is_rounded = there is not None and ROUNDED in "".join(there.seen)
     look = there.look if there is not None and there.stage == stage else ""
     of_calls = {NAMED["past"]: JOIN * (stage in ("keys", "values")), BIASED: OF_BIAS.format(stage)}
-    done = of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
-    done = look or (f"{CASTS}{MADE.get(stage, stage)}{alone}" if is_rounded else done)
+    done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
+    done = f"{CASTS}{MADE.get(stage, stage)}{alone}" if is_rounded else done
     done = ADDITIVE if "score 'additive'" in alone else done
     return "" if is_shown else NEXT.format(done)
 

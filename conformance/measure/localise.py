@@ -60,7 +60,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
-        return Located("output", moved[0], (MOVED,))
+        return Located("output", moved[0], (MOVED,), "what sorts or gathers items, and whether it is undone")
     if first.probe.id in READ and not measured.asker.slow and measured.asker.fixed_weights is None:
         call = scored(problem.config, *SMALL)
         right = measured.asker.wanted(call).trace.arrays()["weights"]

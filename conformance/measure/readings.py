@@ -202,7 +202,7 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     said = tuple(one for one in said if dependent is None or not one.endswith(IN_PART))
     bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
     told = [bent] if bent else [*((one, look_of(one)) for one in said), *filter(None, [dependent])]
-    told = told or [(one, "") for one in size(output, right)]
+    told = [*((one, "") for one in size(output, right)), *told]
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
     return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")
 

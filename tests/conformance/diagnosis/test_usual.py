@@ -344,7 +344,7 @@ IN_SOME = {
         *("scores", lambda s, x: x * (1.0 + 1e-4 * np.cos(x) * (s.inputs.mask.bias is not None))),
         *(
             "calls with an additive bias",
-            "casts (to bfloat16, float16 or 8 bits) and small added numbers (eps) in what makes the scores (",
+            "casts (to bfloat16, float16, 8 bits), approximations (of exp) and added numbers (eps) in what makes",
         ),
     ),
 }
@@ -378,6 +378,17 @@ def test_no_calls_alone_are_wrong_that_a_further_call_is_not_among():
         "calls where the past length is 3": True,  # nothing tells that it is not so
     }.items():
         assert _only(measured, [causal], alone) == alone * is_so
+
+
+def test_of_a_small_error_casts_are_looked_for_whatever_else_is_seen():
+    """Of an exponential by a cubic it was said that a mean, a norm or a convolution over keys is to be looked for."""
+    subject = OutputAlone(wrong_at("heads", lambda s, x: x * (1.0 + 1e-4 * np.cos(x))))
+    found = diagnose(
+        subject, select(("prime", "square-no-bias")), bugs=(), experiments=Asker(subject, configs=CONFIGS[:1])
+    )
+    (cause,) = brief(found).causes
+    assert "of its largest number: as where numbers are rounded. Values that are twice as large" in cause.what
+    assert cause.change.startswith("Next: check casts (")
 
 
 def test_what_is_still_right_has_nothing_that_is_not_in_what_is_wrong():
