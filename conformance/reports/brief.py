@@ -13,7 +13,8 @@ DETAIL = " In detail: "  # what stands in a sentence between the fault and how i
 SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
 LEGEND = {
     **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Do": "output width"},
-    **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head", "p": "dropout"},
+    **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head"},
+    "p": "dropout rate",
 }
 FIRST = "First wrong step"  # what a cause begins with of which the step alone is known
 MADE = {  # stage -> what is meant, and how it is made
