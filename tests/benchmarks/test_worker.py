@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import worker
-from benchmarks.measure import FEWEST_ROUNDS
+from benchmarks.measure import FEWEST_ROUNDS, MEMORY_CALLS
 from benchmarks.peers import FORMS, PACKAGES, Contestant, Prepared
 from benchmarks.settings import COMPILED, IN_PLACE, Setting, Task
 from benchmarks.worker import NOBODY, Worker
@@ -30,8 +30,9 @@ def measured(contestants, task=GRADIENTS, seconds=1e-6, lost=None):
 def test_everyone_is_warm_before_the_rounds_and_then_takes_turns():
     calls = []
     found = measured([contestant("ours", calls=calls), contestant("peer", calls=calls)])
-    assert calls[:6] == ["ours"] * 3 + ["peer"] * 3  # for the answer, memory, and the estimate
-    assert calls[6:14] == ["ours", "peer", "peer", "ours"] * 2
+    first = 2 + MEMORY_CALLS  # for the answer, memory, and the estimate
+    assert calls[: 2 * first] == ["ours"] * first + ["peer"] * first
+    assert calls[2 * first :][:8] == ["ours", "peer", "peer", "ours"] * 2
     assert all(len(entry["seconds"]) == FEWEST_ROUNDS and entry["difference"] < 1e-12 for entry in found.values())
 
 
