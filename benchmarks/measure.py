@@ -21,7 +21,8 @@ SLOW, FAR = 1.0, 2.0
 """A contestant that takes SLOW seconds a call, and FAR times the fastest, runs in the first round alone."""
 
 MEMORY_CALLS = 3
-"""Calls of which the least memory counts: in the first ones threads and allocators still take what they will keep."""
+"""Calls of which the middle one counts: in a first one threads and allocators take what they will keep, and what a
+framework frees late is there already in the next."""
 
 SHARE = 0.9  # of the free memory, that a framework may take
 
@@ -72,10 +73,10 @@ def summary(samples: list[float]) -> dict[str, float]:
 def extra_peak(call: Call) -> int | None:
     """Return the bytes of resident memory at the peak of a call, its result included; None where unknown.
 
-    It is the least of MEMORY_CALLS calls.
+    It is the median of MEMORY_CALLS calls.
     """
     peaks = [_peak(call) for _ in range(MEMORY_CALLS)]
-    return min((peak for peak in peaks if peak is not None), default=None)
+    return statistics.median_low([peak for peak in peaks if peak is not None]) if None not in peaks else None
 
 
 def _peak(call: Call) -> int | None:
