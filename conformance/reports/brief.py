@@ -37,7 +37,7 @@ class Cause:
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
-        is_common: whether this mistake is common in public code, and another cause is rare there.
+        is_common: whether this mistake is common in public code, and another cause in the same Brief is rare there.
         label: "Cause" if it explains all differences, "Likely cause" if most; "" if only `stage` is known.
     """
 
@@ -85,7 +85,7 @@ class Brief:
         seen: lines that show what is wrong.
         more: further lines, such as an example and the cases that were not judged.
         details: lines shown only in the long form (-v).
-        is_answer_first: whether `extent` stands before the causes, as it does if every case is right.
+        is_answer_first: whether `extent` stands before the causes: True if only calls outside the cases are wrong.
     """
 
     subject: str
