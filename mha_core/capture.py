@@ -31,7 +31,7 @@ class ReadCall(NamedTuple):
         config, weights, inputs: the layer and the call.
         outputs: the arrays that the layer returned: "output", and "weights" if it returned them per head.
         dtype: the dtype in which the layer computed, by name. bfloat16 numbers are in float32 arrays.
-        parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes; else None.
+        parameters: the name of the dtype in which the layer holds its weights; None: the same as `dtype`.
         assumed: a text on settings that are assumed, because neither the layer nor its numbers show them; "" if none.
     """
 
@@ -45,15 +45,15 @@ class ReadCall(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The result of `backends.NAME.native.modules.pulled`, which runs a module forward and backward; in NumPy.
+    """The outputs and gradients of one run of a module, forward and backward, in NumPy.
 
-    `pulled` takes the module `held`; the `dtype` to cast its parameters to (None: no cast); a function
-    `call(module, inputs)` that returns the outputs; the `inputs`; and the `cotangents` of some of the outputs.
-    Inputs, outputs and cotangents are dicts by place: a path in nested containers, such as ("0",) for the first item.
+    A backend's function `pulled(held, dtype, call, inputs, cotangents)` returns it. The function casts the parameters
+    of the module `held` to `dtype` (None: no cast) and runs `call(held, inputs)`. `cotangents`: gradients of some
+    outputs. Keys of inputs and outputs (places) are paths in nested containers, such as ("0",) for the first item.
 
     Args:
         outputs: place -> output.
-        inputs: place -> gradient of the input there.
+        inputs: place -> gradient with respect to the input at that place.
         parameters: name -> gradient, for each parameter that is not frozen.
     """
 
@@ -156,7 +156,7 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
 def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
     """Return the bound arguments of a call. Arguments that were given by keyword stay keyword arguments.
 
-    `Signature.bind` would make them positional, and a decorator of transformers that adds the same keyword would fail.
+    `Signature.bind` makes them positional. A decorator in the library transformers that sets one by keyword then fails.
 
     >>> def forward(x, mask=None, **more): ...
     >>> as_called(inspect.signature(forward), [1], {"mask": 2}).kwargs
@@ -187,7 +187,7 @@ def takes_lens(call: Callable[..., Any]) -> bool:
 
 
 def refuse_dropout(*, training: bool, rate: float) -> None:
-    """Raise SpecError if dropout is active, because it can't be observed which weights it drops."""
+    """Raise SpecError if dropout is active (training, rate > 0), because the dropped weights can't be observed."""
     if training and rate > 0.0:
         raise SpecError(
             f"dropout={rate} is active, and which weights it drops can't be seen. "
@@ -204,7 +204,10 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) if `choose` gives an adapter; unless `adapter.open`, skip the submodules inside."""
+    """Yield (name, module, adapter) of each module for which `choose(name, module)` returns an adapter.
+
+    Submodules of such a module are skipped, unless `adapter.open` is True. `separator` (such as ".") joins names.
+    """
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

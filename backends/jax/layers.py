@@ -18,6 +18,7 @@ from backends.jax.ops.attention import (
     after_past,
     cap,
     drop,
+    joined,
     masked_softmax,
     parts_of,
     weighted_sum,
@@ -92,7 +93,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """Return the layer's config, with the input widths of parameters in `variables`. SpecError before `init`."""
+        """Return the layer's config. Input widths of None are read from `variables`. SpecError if one is not there."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -123,7 +124,7 @@ class MultiHeadAttention(nn.Module):
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
         """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs before norms and rotary positions. The past is not among the keys and values.
+        This runs before norms and rotary positions. `past_keys` and `past_values` are not passed to it.
         """
         return queries, keys, values
 
@@ -182,15 +183,16 @@ class MultiHeadAttention(nn.Module):
         training = not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
-        keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
-        values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
+        keys = parts_of(call.past_keys, new_keys, mask, join=False)  # (B, G, Lk, d)
+        values = parts_of(call.past_values, new_values, mask, join=False)  # (B, G, Lk, dv)
         operands = Operands(*self.score_layer.operands(queries, keys), values)
         score = self.score_layer.in_blocks().capped(self._config)
         heads = attend_in_blocks(
             operands, score, mask, self.dropout_layer, training, query_block=query_block, precision=self.precision
         )  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Attended(output, (keys[0], values[0]) if return_present else None)
+        # Joined for the caller alone: who uses only the new rows, under jax.jit, has nothing joined.
+        return Attended(output, (joined(keys), joined(values)) if return_present else None)
 
     @any_rank
     def __call__(
@@ -224,7 +226,7 @@ class MultiHeadAttention(nn.Module):
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They come before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys (B, Lk - Lp, Dk): Lk counts both, in masks too.
             positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
                 keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
             rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);

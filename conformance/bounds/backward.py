@@ -41,7 +41,7 @@ def d_values(b: Bounds) -> Bounded:
 
 
 def d_scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the error bound of dS = P (dP - D), with weights P. D: row sums of P dP or of dO O (O: heads)."""
+    """(B, H, Lq, Lk): the error bound of dS = P (dP - D), for D as row sums of P dP or of dO O (weights P, heads O)."""
     state, r, weights, d_weights = b.state, b.rounding, b["weights"], b["d_weights"]
     by_weights = r.product(_rows(weights), _columns(d_weights)).map(lambda array: array[..., 0])
     by_heads = r.product(_rows(b["d_heads"]), _columns(b["heads"])).map(lambda array: array[..., 0])

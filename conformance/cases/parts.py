@@ -69,7 +69,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
 
 
 def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
-    """Return a `case` with 4 items, Lq = Lk = 7 and one width: with other sizes, some bugs raise shape errors."""
+    """Return a `case` with 4 items, Lq = Lk = 7, one width, for bugs that raise a shape error if sizes differ."""
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 

@@ -26,7 +26,7 @@ class Asked:
         options: further keyword arguments.
         dtype: the dtype of the call.
         near: the absolute tolerance with which an output is matched to `answers`.
-        other: the name of an output that matches none of `answers`; "" means words on how it differs from the first.
+        other: the name for an output that matches no answer. If "", its name is how it differs from the first answer.
         strict: whether the mask must be passed as a mask, and not as -inf in a bias.
     """
 

@@ -64,7 +64,7 @@ GROUPS = {
 
 
 class Main(Program):
-    """A group of all commands. NEVER and ELSEWHERE: word that is no command -> what to use for it."""
+    """A group of all commands. For words in NEVER or ELSEWHERE, which are no commands, an error says what to use."""
 
     groups = GROUPS
 

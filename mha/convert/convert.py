@@ -138,14 +138,14 @@ def convert(
         num_heads, num_kv_heads: H and G; needed where neither the layout nor the file's metadata says them.
         dtype: the dtype to cast arrays to. Default: no cast.
         to_prefix: what the names in `out` begin with. "{prefix}" in it stands for the source's prefix. "{index}" stands
-            for the layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`).
+            for the layer's number from 0 in the file; with `every` and `from_layout`, among layers of that layout.
             "{_index}" stands for nothing in the first layer, and for "_1", "_2" in the others, as Keras counts.
             Default: the source's prefix if `every`, else the top level.
         recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
         moved: also convert layers that are neither proved nor known.
-        leave: patterns of names of arrays to ignore: arrays below a layer's prefix that are not in its layout (the
-            layer is then no longer "known"), and arrays that a model of config.json's type does not have (you vouch
-            that no attention layer reads them).
+        leave: patterns of names of arrays to ignore. If one fits an array below a layer's prefix that is not in its
+            layout, the layer is no longer "known". If one fits an array that a model of config.json's type does not
+            have, you vouch that no attention layer reads the array.
         force: replace an existing file.
         unseen: whether to find out which known bugs would not have changed the recorded calls noticeably.
         progress: called with what is being done, the number of layers done, and the number of all layers.

@@ -26,7 +26,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """A recorded call. `inputs`: name of each possible mask -> inputs with this mask; `outputs`: name -> array."""
+    """A recorded call. `inputs`: name of each mask that it may have had -> inputs with it. `outputs`: name -> array."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]

@@ -31,7 +31,7 @@ class Format:
         module: the module that reads and writes it; imported on first use.
         dtypes: the dtypes that its arrays can have.
         framework: the framework that uses the format, such as "torch"; "" for none.
-        layouts: the layouts (names and shapes of a layer's arrays, such as "keras") that can be written; () for all.
+        layouts: names of the layouts (how a layer's arrays are named and shaped) that can be written; () for all.
         readable_only: why such files can't be written, in words; "" if they can.
         keeps_config: whether such a file can hold the layers' configs.
         writes_with: the name of a module that is needed only for writing; "" for none.

@@ -74,13 +74,13 @@ class Checkpoint:
 def largest_claim(size: int) -> int:
     """Return the largest number of bytes that the arrays in a file of `size` bytes may take in memory.
 
-    A file that claims more is damaged, or meant to fill memory: trained weights hardly compress.
+    A file whose arrays would take more is damaged, or meant to fill memory: trained weights hardly compress.
     """
     return ALWAYS_FINE + GROWTH * size
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """Raise SpecError if `claimed` bytes are too many for the file (see `largest_claim`). Messages call them `what`."""
+    """Raise SpecError if `what` (in words) would take `claimed` bytes, too many for the file (see `largest_claim`)."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(
@@ -142,7 +142,7 @@ class Refused(ValueError):
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context that turns any exception into a SpecError: the file is refused (for Refused) or not whole."""
+    """Return a context that turns exceptions into SpecErrors: "refused" for Refused, "not a whole file" for others."""
     try:
         yield
     except SpecError:

@@ -30,7 +30,7 @@ class FoundLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        layouts: the layouts (such as "llama") that its arrays may have, by names and numbers of axes; likeliest first.
+        layouts: the layouts (such as "llama") that fit the names and numbers of axes of its arrays; likeliest first.
         shapes: name within the layer -> shape, for the arrays of the first layout in `layouts`.
         dtypes: the dtypes of these arrays.
         num_heads, num_kv_heads: the numbers of query heads and key heads; None where neither the shapes nor the file's
@@ -100,12 +100,12 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts that fit a layer, best first. SpecError if two of them would read different weights.
+    """Return the layouts that fit a layer, best first. SpecError if two of them read different weights from its arrays.
 
     Args:
         asked: the name of the one layout to use. None: every layout that fits.
         framework: the framework of the file's format; its layout comes first.
-        heads: whether the number of heads is known, for the error message.
+        heads: whether the number of heads is known. If not, the error message asks for it too.
     """
     if asked is not None:
         get(asked)

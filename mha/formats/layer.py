@@ -30,7 +30,7 @@ def read_layer(
     Weights in bfloat16 come as float32 arrays.
 
     Raises:
-        SpecError: the arrays do not fit the layout, have several dtypes while `dtype` is None, or are out of its range.
+        SpecError: the arrays do not fit the layout, have several dtypes while `dtype` is None, or overflow in `dtype`.
     """
     stored = checkpoint.configs.get(prefix)
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
@@ -60,7 +60,7 @@ def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | Non
         dtype: the dtype to cast the arrays to. None: no cast.
 
     Raises:
-        SpecError: the arrays have several dtypes while `dtype` is None, or numbers out of its range.
+        SpecError: the arrays have several dtypes while `dtype` is None, or numbers out of the range of `dtype`.
     """
     arrays = {own: checkpoint.array(full) for own, full in names.items()}
     given = {str(array.dtype) for array in arrays.values()}
@@ -112,9 +112,10 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """Compare two dicts of arrays bit by bit, and return the names that only `found` has. `what`: the name of `found`.
+    """Compare two dicts of arrays bit by bit. Return the names of the arrays (all zeros) that only `found` has.
 
     Raises SpecError if `found` lacks or changes an array of `wanted`, or has a further array that is not all zeros.
+    `what`: the name of `found` in messages.
     """
     for name, array in wanted.items():
         other = found.get(name)

@@ -24,7 +24,7 @@ class Stray:
 
     Attributes:
         prefix: the layer's prefix.
-        name: the full name of an array in the file: the misspelt one, or the similar layer's.
+        name: the full name of an array in the file: the misspelt array, or the array that the similar layer has.
         meant: the full name of the optional array that the layer lacks.
         neighbour: the prefix of the similar layer; None if `name` is a misspelling of `meant`.
     """
@@ -48,7 +48,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for each misspelt array: no layer reads it, and its name is nearly that of an array a layer lacks.
+    """Return a Stray for each misspelt array: no layer reads it, and a layer lacks an array of nearly the same name.
 
     Args:
         layers: the layers in the file that have all required arrays.
@@ -108,7 +108,7 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
         path: the file.
         strays: a Stray for each array that a layer in the file seems to lack.
         prefixes: the prefixes of the chosen layers.
-        one: whether a single layer was chosen by its prefix; such a layer may differ from similar layers.
+        one: whether a single layer was chosen by its prefix. It then may lack arrays that similar layers have.
     """
     for stray in strays:
         if stray.prefix in prefixes and not (one and stray.neighbour is not None):
@@ -118,8 +118,8 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 def is_near(one: str, other: str) -> bool:
     """Return whether one name may be a misspelling of the other.
 
-    A misspelling has one letter changed, missing or surplus, or two adjacent letters exchanged, or several letters
-    changed, but fewer than half of each word between dots ("norm" is no misspelling of "proj").
+    A misspelling has one letter changed, missing or surplus, or two adjacent letters exchanged. It may have more
+    changed letters if they are fewer than half of the letters in each word: "norm" is no misspelling of "proj".
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)

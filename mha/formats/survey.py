@@ -38,7 +38,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: best-fitting layout -> full names of the arrays that this layout requires and the layer lacks.
+        missing: each layout that fits best -> full names of the arrays that it requires and the layer lacks.
         there: the full names of the arrays that it has.
     """
 
@@ -97,8 +97,8 @@ class Survey:
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
         """Raise SpecError if a chosen layer is incomplete; the message lists all such layers.
 
-        A layer that lacks an optional array also counts as incomplete if the file has an array of nearly that name.
-        Without `prefix`, a layer counts as incomplete too if similar layers have an optional array that it lacks.
+        A layer without a required array is incomplete. A layer without an optional array is incomplete if the file has
+        an array of nearly that name or, with prefix=None, if similar layers have the optional array.
 
         Args:
             prefix: the prefix of the one chosen layer. Default: all layers.

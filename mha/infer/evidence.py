@@ -41,7 +41,7 @@ class Fit:
 
     Attributes:
         hypothesis: the hypothesis with all its biases.
-        ratio: the worst error / allowed error of the output; at most 1 if it fits.
+        ratio: the largest ratio of error to allowed error in the output; at most 1 if it fits.
         error: the worst error of the output.
         is_shifted: whether the output is off by the same vector in all rows, as if a bias were missing.
     """
@@ -66,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for each pair of value bias and output bias that fits; if no pair does, the closest alone."""
+        """Return a Fit for each fitting pair of value bias and output bias. If no pair fits, return the closest."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -122,7 +122,7 @@ def pieces(problem: Problem, each: int) -> Iterator[Problem]:
 
     Args:
         problem: the call, with its recorded output, weights and heads.
-        each: how many elements the largest array has for each pair of query and key.
+        each: the size of the largest array of the computation / (number of queries x keys): H for attention weights.
     """
     inputs, sizes = problem.inputs, problem.sizes
     row = max(1, sizes.key_len * each)

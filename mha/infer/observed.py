@@ -68,8 +68,8 @@ class Observed:
     def usable_rows(self) -> list[tuple[int, int, int]]:
         """Return (item, query, number of keys) of each query that can be used.
 
-        A query can be used if it and its row of the output are finite, and each possible mask allows it a key in every
-        head. The number of keys is the smallest over all masks and heads.
+        A query can be used if it and its row of the output are finite, and if every head has an allowed key for it
+        under each possible mask. The number of keys is the smallest over all masks and heads.
         """
         counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
         fewest = np.min(counts, axis=0)  # (B, Lq)
@@ -80,11 +80,11 @@ class Observed:
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
         """Return the Observed from a dict: name in NAMES -> array. `keys` default to `queries`, `values` to `keys`.
 
-        `dtype` (a string) is the dtype that the layer computed in; by default, that of `output`. All arrays must hold
-        numbers of that dtype, but may have a wider one (a bfloat16 layer's numbers may be in float32 arrays).
+        "dtype" (a string) is the dtype that the layer computed in. Default: the dtype of "output". Arrays may have a
+        wider dtype, such as float32 for a bfloat16 layer, but each number must be representable in the layer's dtype.
 
         Raises:
-            SpecError: an array is missing, unknown, does not fit the others, or holds numbers that `dtype` lacks.
+            SpecError: an array is missing, unknown, does not fit the others, or holds numbers that "dtype" lacks.
 
         >>> x = np.ones((1, 3, 4))
         >>> list(Observed.of({"queries": x, "output": x}).masks)

@@ -71,7 +71,10 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return indices (n, misfit.ndim) of the smallest misfits: at most KEPT below the cutoff, but at least one."""
+        """Return the indices, as np.argwhere does, of the misfits below the cutoff: at most KEPT, the smallest.
+
+        If no misfit is below the cutoff, return the indices of the smallest misfit.
+        """
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -142,7 +145,8 @@ class Search:
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
         """Return the ranking of one tier's hypotheses. Sets the attribute `timed_out` if time ran out before the end.
 
-        An expensive tier ends as soon as `is_found` returns True for its hypotheses with very small misfits.
+        In an expensive tier, each group of hypotheses with very small misfits is passed to `is_found` as soon as it is
+        there. The tier ends if `is_found` returns True.
         """
         ranking = Ranking()
         cost = self.cost(tier)

@@ -37,9 +37,9 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that returns the model from `both()`, whose result is (model, inputs).
+    """A function that calls `both()`, which returns (model, inputs), and returns the model.
 
-    `inputs`: the inputs that an earlier call of `both` returned.
+    `inputs`: the inputs that an earlier call of `both` returned, to find out later whether others are this object.
     """
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:

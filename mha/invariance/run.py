@@ -57,8 +57,8 @@ def invariants(
     One such pair is decoding with a cache, and a call with the whole sequence.
 
     Args:
-        model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
-            arrays.
+        model: a layer or a model of PyTorch, Keras, Flax (a linen module must be bound to its variables) or Gluon, or a
+            function of arrays.
         inputs: the model's arguments, by name or in order; the first one has shape (batch, length, ...).
             Default: inputs that are made from the model's signature and config.
         make: a function without arguments that made the model, for the code that is printed.
@@ -94,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return all relations to test on a model; those on masks (or switches) once for each argument of that kind."""
+    """Return all relations to test on a model. Those on masks, or bool options, are repeated for each such argument."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]
@@ -337,7 +337,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Return whether `found`, a result of `influence`, is that of a causal model: inputs change few earlier outputs.
+    """Return whether `found` (from `influence`) is causal: under half of the entries above its diagonal are nonzero.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)

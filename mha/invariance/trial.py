@@ -118,7 +118,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return name -> input sequence, cut to positions [start:stop] and batch `items`. Default: `self.size`."""
+        """Return name -> input sequence, cut to positions [start:stop] and batch `items`, by default to `self.size`."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
@@ -186,7 +186,7 @@ class Trial:
         return self.kept[key]
 
     def beside(self, x: Mapping[str, Given], more: Container[str] = ()) -> dict[str, Any]:
-        """Return the template's further arguments, cut to the sequences' size; those named in `more` are not cut.
+        """Return the template's further arguments. All but those named in `more` are cut to the sequences' size.
 
         Raises:
             CantBeAsked: the sequences begin after position 0, and it is unknown which part of a mask fits them.

@@ -128,7 +128,7 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
     """Return in words what is wrong with a learner's function; if unknown, the smallest case that fails, with numbers.
 
     A wrong shape or dtype is named first, then arguments without effect, then a cause that explains every case, then
-    the place of the wrong numbers. `folder` has the learner's file, which is run again; `folder=None`: it is not.
+    the place of the wrong numbers. `folder` has the learner's file, to run it again. `folder=None`: no run.
     """
     answers = verdict.answers
     if verdict.form:

@@ -129,7 +129,7 @@ def _number_of(path: str) -> int:
 
 
 def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
-    """Run a learner's file on the cases `places`. Return an Attempt: the answers, and why there is no further one."""
+    """Run a learner's file on the cases `places`. Return an Attempt: the answers, and why a case failed, if one did."""
     asked = Asked(
         path,
         exercise.function,
@@ -143,7 +143,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """Return the Verdict on the answers `tried`; shapes come first. `there`: cases; default: those of `exercise`."""
+    """Return the Verdict on the answers `tried`; wrong shapes are reported first. `there`: a Bench with the cases."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))

@@ -91,8 +91,8 @@ class About:
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names to ignore: of arrays below a layer's prefix that are not in its layout, of other arrays
-            that a model of the config's type does not have, and of files in the folder.
+        leave: patterns of names to ignore. They can name arrays below a layer's prefix that are not in its layout,
+            other arrays that a model of the config's type does not have, and files in the folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:

@@ -50,7 +50,7 @@ def verdict_of(native: Native, concept: str) -> str:
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """Return the concepts (topics of the phrase book) with these names or words in their headings; all if none given.
+    """Return concepts (topics of the phrase book) by their names, or by words in their headings. Return all for [].
 
     Raises:
         SpecError: there is no such concept.

@@ -172,15 +172,15 @@ def capture(
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
         path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
-        layers: names of the layers to record; wildcards work; None: all. For layers of unknown classes a mapping: name
-            of a layer (`*` stops at dots) -> its `mha.Projections`; their calls are compared with the reference.
+        layers: names of the layers to record; wildcards work. None: all. For layers of unknown classes, a dict: name of
+            a layer (`*` stops at dots) -> its `mha.Projections`. Their calls are then compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
             target itself are always recorded, so that `mha where` can judge the code after the last attention layer.
         overwrite: whether an existing file may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer first runs on a few small inputs, with its hooks, to see that it computes what its
-            weights say (see `mha_core.live.probe`). The layer is left as it was. With `modules`, a layer that computes
-            something else is named in the warning, and recorded.
+            weights say (see `mha_core.live.probe`). The layer is left as it was. If it computes something else,
+            SpecError is raised. With modules=True, it is recorded all the same, and a warning names it.
         tokens: the text at each position, for `mha view`: a list of texts, or such a list for each item of the batch.
             If keys and queries have different tokens: "keys" or "queries" -> such lists.
         modules: whether to record the inputs and outputs of every module too, for `mha where`. An attention layer that
@@ -192,7 +192,7 @@ def capture(
             too. There must then be exactly one backward pass in the context.
 
     Raises:
-        SpecError: no attention layer can be recorded; a layer or a call is not supported; unless probe=False, a layer
+        SpecError: no attention layer can be recorded; a layer or a call is not supported; the probe finds that a layer
             does not compute attention with its weights; there was no call; `also` names no module; or, with `strict`,
             an attention module can't be recorded. Nothing is written then.
 

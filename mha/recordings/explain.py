@@ -183,10 +183,10 @@ class LayersExplained:
             explanation is a group of its own. If no layer is wrong, one group has all.
         right: the names of right layers, if others are wrong.
         after_nan: the names of layers whose only errors are NaN in batch items whose inputs had NaN; not judged.
-        beyond: name of a wrong layer that was not searched for bugs, because the limit of searches (MOST, MOST_IN_VAIN)
-            was reached -> a wildcard pattern that matches its calls, such as "attn#*".
-        otherwise: name of a layer whose numbers contradict an assumption (the meaning of its masks, or whether it is
-            causal) -> a function that returns a sentence on that.
+        beyond: name of a wrong layer -> a wildcard pattern that matches its calls, such as "attn#*". These layers were
+            not searched for bugs, because the limit of searches (MOST, MOST_IN_VAIN) was reached.
+        otherwise: name of a layer -> a function that returns a sentence on it. The numbers of these layers contradict
+            an assumption: the meaning of the masks, or whether the layer is causal.
         by_weights: names of layers that are wrong with the original's weights, but right with their own.
     """
 
@@ -294,7 +294,8 @@ def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[
     """Return `found` without the explanations that the layers' own weights rule out.
 
     If a layer is right with its own weights, only bugs in projections can explain its outputs. Without biases of
-    queries, keys and values, a wrong order in a packed array looks like exchanged weights: only the second is kept.
+    queries, keys and values, a wrong order in a packed array equals exchanged weights. Only the bugs of exchanged
+    weights are kept then.
 
     Args:
         found: explanations of the calls, judged by the original's weights.
@@ -355,7 +356,7 @@ def _two_items_each(recording: Recording) -> Recording:
 def intended(
     recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
 ) -> tuple[Recording, list[str]]:
-    """Return (a copy of the recording with the weights of a file, lines that name the weights that differ).
+    """Return (a copy of the recording with the weights of a file, lines on where these differ from the recorded ones).
 
     Args:
         recording: calls of one or more ported layers.
@@ -364,7 +365,7 @@ def intended(
         original: the result of `meant_by` for that file. None: the file is read here.
 
     Raises:
-        SpecError: the file holds neither weights nor a recording, or other layers than the recording.
+        SpecError: the file holds neither weights nor a recording, or its layers are not those of `recording`.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path, recording) if original is None else original

@@ -22,7 +22,7 @@ class Adapter(Protocol):
 
     It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if the layer does
     not compute attention with its weights; `capture(..., probe=False)` skips it. `watching(layer)` returns a context
-    whose value is an adapter for this layer alone, which also gets the calls inside the layer.
+    whose value is an adapter for this layer alone; inside the context, it also records calls of the layer's submodules.
     """
 
     @property
@@ -57,7 +57,7 @@ class Hooks(Parts, Protocol):
         """Run a layer on small inputs to check it. Return (its AttentionConfig, its weights by canonical name)."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return (names of direct submodules with parameters, a function that returns the `id` of each module inside).
+        """Return (names of direct submodules with parameters, a function: () -> the `id` of each module in `module`).
 
         The function is None if each call makes new modules (linen).
         """
@@ -69,11 +69,11 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context that runs `seen(name, module, arguments by name, output)` after calls of chosen modules.
+        """Return a context that runs `begun` before and `seen` after each call of a module that `choose` chooses.
 
-        A module is chosen if `choose(name, module)` is not None. A result of `seen` replaces the output, unless the
-        result is None. Before each call, `begun(name, module, call)` runs; `call` is from `mha_core.capture.as_called`.
-        For a module that is called inside a scan, only `begun` runs, and its `call` is None.
+        `choose(name, module)` chooses a module by any result but None. `begun(name, module, call)` gets a `call` from
+        `mha_core.capture.as_called`. `seen(name, module, arguments by name, output)` returns a new output, or None to
+        leave it as it is. For calls inside a scan, `begun` gets None as `call`, and `seen` does not run.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:

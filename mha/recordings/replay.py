@@ -81,8 +81,8 @@ class Agreement:
 
     Attributes:
         distance: the largest difference of the outputs.
-        ratio: the largest difference / (sum of both error bounds); None if the backend's dtype can't hold the recorded
-            inputs and weights.
+        ratio: the largest difference / (error bound of the backend + error bound of the recorded layer); None if the
+            backend's dtype can't hold the recorded inputs and weights.
     """
 
     case: str

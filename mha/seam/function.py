@@ -81,7 +81,7 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler that computes intercepted calls of attention functions by what `prepare` returns.
+    """Return a handler that computes intercepted calls of attention functions by the `run` that `prepare` returns.
 
     Args:
         prepare: a function (config, dtype) -> run, where `run` maps inputs of attention to a Trace (all results).

@@ -41,7 +41,7 @@ _ARGUMENTS = inspect.signature(
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
     """Return a context in which modules of `target` call `handle` in place of their attention functions.
 
-    These are the ones in transformers' `AttentionInterface`, if imported. `handle(AttentionCall)` returns the result.
+    Only functions in transformers' `AttentionInterface` are replaced. `handle(AttentionCall)` returns a call's result.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -93,7 +93,7 @@ def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Copy the arguments `given`; return a function: the call's result -> Handover (the call as NumPy arrays).
+    """Copy a call's arguments `given`. Return a function: the call's result -> Handover (NumPy arguments and result).
 
     `eager`: whether the call's function adds its mask to the scores.
 

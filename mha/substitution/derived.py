@@ -137,9 +137,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return ("attention", bound on each element's rounding error) if a module computes attention; else None.
+    """Return ("attention", bound on each element's rounding error); None if `exact` is not a result of attention.
 
-    `problem`: the port's recorded call, for which the reference must return `exact`. Other arguments: see `bound_on`.
+    `problem`: the port's recorded call, for which attention is computed. Other arguments: see `bound_on`.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -286,7 +286,7 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return the norm of x (the input, or some of its rows), with bounds on the errors if `r` rounds each step."""
+        """Return the norm of x (the input, or some of its rows) and error bounds, for rounding of each step by `r`."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))

@@ -208,10 +208,10 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return name of a wrong module -> Handing: whether its attention function or the function's arguments are wrong.
+    """Return name of a wrong module -> comparison (Handing) of its attention function and the function's arguments.
 
-    If the function itself is wrong, `Handing.apart` begins with "function". A module is included only if both its
-    layer and its attention function were recorded. Arguments as for `of_wrong`.
+    If the function itself is wrong, "function" is first in `Handing.apart`; names of wrong arguments follow. A module
+    is included only if its layer and its attention function were both recorded. Arguments as for `of_wrong`.
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, Handing] = {}
@@ -260,8 +260,8 @@ def with_makers_of_masks(
 ) -> WhereReport:
     """Return the report with a wrong mask blamed on the module that makes it, not on modules that only use it.
 
-    The maker is the innermost module around the mask's users that does not get the mask as an input. No module is
-    blamed if the model itself gets the mask. Only modules that differ in nothing but the mask count as users.
+    A module uses the mask if its attention function gets a wrong mask, and no other wrong argument. The maker is the
+    innermost module around it that does not get the mask as an input. If the model itself gets it, no module is blamed.
 
     Args:
         ready: name of a wrong module -> its calls, each with the original's call.

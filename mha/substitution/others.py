@@ -107,14 +107,14 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that names what `got` equals, and what `right` equals: a known array, or a sum of two.
+    """Return a sentence that names what `got` equals and what `right` equals: an array in `known`, or a sum of two.
 
-    Return None if `got` or `right` equals no known array or sum, or more than one.
+    Return None if `got` or `right` equals no such array or sum, or more than one.
 
     Args:
         what: the array, in words.
         got, right: the port's array, and the original's in float64.
-        known: name in words -> array of the port.
+        known: name in words -> array of the port, to which both are compared.
         unit: the unit roundoff of the port's dtype.
     """
     fitting = {name: array for name, array in known.items() if array.shape == got.shape}

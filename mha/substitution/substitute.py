@@ -85,12 +85,12 @@ class Substitution:
         True in the port's masks is read as "may attend" or "ignore", whichever is nearer to the original's masks. If
         outputs differ, the other meaning is tried, then the original's own masks: a port may change masks inside.
 
-        `parts`: submodules whose outputs in the port replace those in the original. Then the module's outputs, and the
-        inputs of these submodules, depend on the module's own code only.
+        `parts`: submodules whose outputs in the port replace those in the original. With them, the module's outputs and
+        the inputs of the submodules depend on the module's own code only.
 
         Raises:
-            SpecError: the original's module can't be run; its outputs changed in a second run, or are NaN in float64
-                only; or none of them matches an output of the port's module.
+            SpecError: the original's module can't be run, has other outputs in a second run, or has NaN in float64
+                only. SpecError too if none of its outputs matches an output of the port's module.
         """
         self._left_out, self._searched = 0, False
         if not self.call.steady:
@@ -237,9 +237,9 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return the outputs of the original's module, and submodules' outputs at (GAVE, position, call number, ...).
+        """Return outputs of the original's module, and of those in `telling` at (GAVE, position, call number, ...).
 
-        `telling`: position of a submodule -> for each of its calls, key path -> array that replaces an output.
+        `telling`: position of a submodule -> a dict for each of its calls: key path -> array that replaces an output.
 
         Raises:
             SpecError: the module can't be run.

@@ -106,7 +106,7 @@ def size_of(case: Case) -> int:
 def all_vectors() -> Iterator[Vector]:
     """Yield the vectors of the standard set, case by case: first as a layer, then as heads without projections.
 
-    A case with all sizes equal is in float32 only, if there is the same case with different sizes.
+    Some cases have a twin in which all sizes are equal. Twins are in float32 only.
     """
     for case in all_cases():
         if case.id in LEFT_OUT:

@@ -39,7 +39,7 @@ class CallSizes(NamedTuple):
 
 
 def describe_array(array: Any) -> ArraySpec:
-    """Return the ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
+    """Return ArraySpec(shape, dtype name) of a NumPy array, or of any array for which `str(dtype)` gives the name."""
     dtype = _name(array.dtype) if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
     return ArraySpec(tuple(array.shape), dtype)
 
@@ -114,7 +114,7 @@ def is_numbers(given: Any) -> bool:
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
     """Return `given`, a number or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
-    If `given` has no real numbers, or `dtype` is not in DTYPES, nothing is rounded; `check_call` then raises an error.
+    Nothing is rounded if `given` is bool, complex or text, or DTYPES lacks `dtype`; `check_call` then raises an error.
 
     Raises:
         SpecError: a list that is no array, or a finite number that becomes infinite.

@@ -25,9 +25,8 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
     """Return the absolute path of a file, after checking that it can be written.
 
     Args:
-        path: the path that the user gave.
         what: the beginning of messages, such as the option "--json".
-        force: the option, for messages, that lets an existing file be replaced; "" if it may always be replaced.
+        force: the option to name in the error that the file exists, such as "--force"; "" if that is no error.
 
     Raises:
         SpecError: `path` is a folder, its folder is missing or not writable, or the file exists and `force` is not "".

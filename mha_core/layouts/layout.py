@@ -230,11 +230,10 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """Return copies of the gradients with canonical names, order and shapes, in their own dtype.
 
-    Gradients may have NaN or infinity, which layouts refuse. So the layout converts arrays of indices, by which
-    the gradients are then reordered. Gradients of biases that the config lacks are dropped.
+    Gradients may have NaN or infinity, which layouts refuse. So the layout reads arrays of element numbers, and its
+    result tells where each gradient belongs. Gradients of biases that the config lacks are dropped.
 
     Args:
-        layout: the layout of the layer.
         config: the config of the weights from which the layer was made.
         gradients: relative name -> gradient, for each of the layer's arrays.
 

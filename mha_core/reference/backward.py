@@ -154,7 +154,10 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient before the norm (see `through_norm`); unchanged if no norm has this `order`."""
+    """(B, heads, L, d): the gradient with respect to the input of a norm; `order` and `name` as in `through_norm`.
+
+    If the layer has no norm in this order, the gradient with respect to the norm's output is returned.
+    """
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]

@@ -33,7 +33,8 @@ class Chunks(NamedTuple):
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
     """Return how many queries, groups and batch items to compute at once within the memory budget.
 
-    Queries: as many as fit. Groups: all if they fit, else one. Batch items: all if they fit, else one.
+    `bytes_per_query` is the memory for the scores of one query in one group. Queries: the most of one group that fit.
+    Groups: all if the scores of a batch item fit, else one. Batch items: all if the scores of the call fit, else one.
     """
     of_item = bytes_per_query * query_len * groups
     return Chunks(

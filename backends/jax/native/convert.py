@@ -137,7 +137,7 @@ def to_linen(
         options: further fields of the layer, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't have these sizes, score or heads; or `backends.jax.from_weights` refuses them.
+        SpecError: the layer can't have these sizes, score or heads; or `backends.jax.from_weights` refuses the weights.
 
     >>> import jax, numpy as np
     >>> from mha_core import AttentionConfig, init_weights

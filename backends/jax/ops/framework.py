@@ -77,7 +77,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """Return the dtype of a bound linen module's parameters; None if the module has none, or if its `dtype` is set."""
+    """Return the dtype of a bound linen module's parameters. None if it has none, or casts them to its `dtype`."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
@@ -101,9 +101,10 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """Return the argument `name`, a NumPy array or a list of JAX arrays, as one JAX array (dtype None: its own dtype).
+    """Return `array` (a NumPy array or a list of JAX arrays) as one JAX array. `name` is for error messages.
 
-    Anything else is returned unchanged, as are arrays that `mha_core` refuses or JAX would narrow.
+    `dtype` is the dtype for a NumPy array; None keeps its own. Anything else is returned unchanged, and so are arrays
+    that `mha_core` refuses or JAX would narrow.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return jnp.asarray(array)

@@ -23,7 +23,7 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 
 
 class Mask(struct.PyTreeNode):
-    """The mask of a call, or of one `Block` of its scores, in JAX. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores, in JAX. A field is None if its argument is not given.
 
     key_len: Lk, the number of past and new keys. It is static; all other fields are leaves of a pytree.
     first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff
@@ -31,8 +31,8 @@ class Mask(struct.PyTreeNode):
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp).
     """
 
     key_len: int = struct.field(pytree_node=False)
@@ -129,7 +129,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask cut to a block, without the padding fields (None: the whole mask)."""
+    """Return the mask cut to a block, without its padding fields. Return the mask unchanged if `block` is None."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (

@@ -37,19 +37,19 @@ class Score(NamedTuple):
 
 @mx.util.use_np
 def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return x, new keys or values (B, L, width) or (B, G, L, width). Rows that no query may attend to become 0."""
+    """Return x, new keys or values (B, L, width) or (B, G, L, width), with 0 in rows that no query may attend to."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 @mx.util.use_np
 def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows that no query may attend to become 0."""
+    """Return past and new keys (or values) as one (B, G, Lk, width), with 0 in past rows no query may attend to."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return (past, new), or if `join`, (both joined,). The past's padding becomes 0. `past=None`: return (new,)."""
+    """Return (past, new), with 0 at padding of `past`. With `join`: (both joined,). Without a past: (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

@@ -30,18 +30,18 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     shape: (B, H, Lq, Lk), the shape of all scores, or of those in the block.
-    ctx: the context where its arrays are.
-    reach: the keys that valid_lens, causal and window allow each query, in NumPy; None if they allow all keys.
+    ctx: the context of the mask's arrays.
+    reach: NumPy arrays (first, stop): valid_lens, causal, window allow key j iff first <= j < stop. None: all keys.
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to. Both are None in the mask of a block.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp). Both are None in the mask of a block.
     """
 
     shape: tuple[int, ...]

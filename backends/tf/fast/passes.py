@@ -62,7 +62,7 @@ class Passes:
     chunks: list[list[Chunk]]
 
     def written_out(self) -> Passes:
-        """Return these passes with `bands=0`, so that blocks are unrolled if their number is known and small."""
+        """Return these passes with `bands=0` in all Blocks: a few blocks then run without a `tf.while_loop`."""
         return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
 
     def forward(self, floats: Floats) -> Rows:

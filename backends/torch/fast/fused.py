@@ -31,7 +31,7 @@ APART = 2**17
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Return whether scaled_dot_product_attention computes this call correctly, without storing the scores.
 
-    `rate` is the dropout rate. On a CPU, all numbers must be finite too, which `attend_fused` checks.
+    `rate` is the dropout rate. On a CPU, True is valid only if all numbers are finite, which `attend_fused` checks.
     """
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
@@ -91,8 +91,8 @@ def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rat
     if not all(_are_sound(sums) for _, sums in made) and not _is_finite(queries, *keys):
         return None
     shares = torch.softmax(torch.stack([sums for _, sums in made]), dim=0).to(queries.dtype)[..., None]
-    parts = (heads * share for (heads, _), share in zip(made, shares, strict=True))
-    return unfold_groups(sum(parts, start=torch.zeros((), dtype=queries.dtype)), num_heads)
+    first, *others = (heads * share for (heads, _), share in zip(made, shares, strict=True))
+    return unfold_groups(sum(others, start=first), num_heads)
 
 
 def _is_recorded(*tensors: Tensor) -> bool:

@@ -167,10 +167,10 @@ def handed(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Callable[..., Handover]:
-    """Copy an attention call's arguments. Return a function: output (B, H, Lq, dv) -> Handover (arguments and output).
+    """Copy a call's arguments. Return a function: output (B, H, Lq, dv) -> Handover (a record of arguments and output).
 
     Raises:
-        SpecError: dropout is active, or the tensors have no numbers or several dtypes.
+        SpecError: dropout is active, a tensor is on the meta device, or the tensors' dtypes differ.
     """
     if dropout:
         raise SpecError(f"dropout={dropout:g} is active; call model.eval()")

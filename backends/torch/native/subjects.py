@@ -147,7 +147,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A test subject: torch.nn.MultiheadAttention with a causal mask and `is_causal=True`, so that the kernel masks."""
+    """A test subject: torch.nn.MultiheadAttention with `is_causal=True`: the kernel itself applies a causal mask."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -225,7 +225,7 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
 
 
 class D2lMultiHeadAttentionSubject(TorchSubject):
-    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express a causal mask."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
     capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)

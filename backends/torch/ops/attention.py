@@ -37,17 +37,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
-    """Return x, new keys or values (B, L, width) or (B, G, L, width). Rows that no query may attend to become 0."""
+    """Return x, new keys or values (B, L, width) or (B, G, L, width), with 0 in rows that no query may attend to."""
     return x if mask.padding is None else x.masked_fill(_rows_of(x, mask.padding), 0.0)
 
 
 def after_past(past: Tensor | None, new: Tensor, mask: Mask) -> Tensor:
-    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows that no query may attend to become 0."""
+    """Return past and new keys (or values) as one (B, G, Lk, width), with 0 in past rows no query may attend to."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: Tensor | None, new: Tensor, mask: Mask, *, join: bool) -> tuple[Tensor, ...]:
-    """Return (past, new), or if `join`, (both joined,). The past's padding becomes 0. `past=None`: return (new,)."""
+    """Return (past, new), with 0 at padding of `past`. With `join`: (both joined,). Without a past: (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:

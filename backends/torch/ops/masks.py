@@ -21,16 +21,16 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores. A field is None if its argument is not given.
 
     key_len: Lk, the number of past and new keys.
     first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal, window allow key j iff first <= j < stop.
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to.
-    reach: the bounds `first` and `stop` in NumPy, also if they allow all keys. None if reading would wait for a device.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp).
+    reach: `first` and `stop` in NumPy, even if those two fields are None. None if reading would wait for a device.
     is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
@@ -98,10 +98,10 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
 
 def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
-    """Return the shapes and dtypes of a plain call's tensors, except the past's length; None for any other call.
+    """Return a key of a plain call: its tensors' shapes (without the past's length) and dtypes. None for other calls.
 
-    A call is plain if it has no mask, window or dropout mask, and gives no positions. If a plain call passes a
-    layer's checks, so does every plain call for which this returns the same.
+    A call is plain if it has no mask, window or dropout mask, and gives no positions. Plain calls with the same key
+    all pass a layer's checks, or all fail.
     """
     mask, inputs = call.mask, (call.queries, call.keys, call.values)
     others = (mask.valid_lens, mask.allowed, mask.bias, mask.window, call.dropout_keep, call.rotary)

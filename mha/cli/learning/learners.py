@@ -108,7 +108,7 @@ def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | N
     """Judge the folders of a class: a table with a row for each folder, and how many learners make which mistake.
 
     Every file runs as `mha learn check` runs it, with your rights; no process runs files of two folders. Exit status: 0
-    every folder was judged, whatever is right; 2 a folder has no exercises (the others are judged).
+    every folder was judged, right or wrong; 2 a folder has no exercises (the others are judged).
     """
     from mha.learn.handout.folder import there
     from mha.learn.hints import mistake

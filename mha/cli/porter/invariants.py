@@ -44,7 +44,7 @@ class InvariantsOptions(Reported):
 
 @options.command(InvariantsOptions, "mha invariants mine:make")
 def invariants(asked: InvariantsOptions) -> None:
-    """Ask a layer or a model for the same number two ways: with a cache, padded, masked, batched, a second time.
+    """Ask a layer or a model for the same numbers in other ways: with a cache, padded, masked, batched, a second time.
 
     MODULE:NAME is a layer or a model of PyTorch, Keras, Flax or Gluon, a function of arrays, or a function without
     arguments that returns one of these or (model, inputs). No reference is needed: a broken layer contradicts itself.

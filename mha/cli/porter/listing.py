@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 def show(console: Console, seen: Survey) -> None:
-    """Print a row for each attention layer that a Survey found. Prefixes are never cut, so that they can be copied."""
+    """Print a row for each attention layer in a Survey. Prefixes of parameter names are whole, and can be copied."""
     numbers = seen.numbers()
     rows = {
         layer.prefix: (" or ".join(layer.layouts), _heads(layer), ", ".join(layer.dtypes), *_arrays(layer))

@@ -379,7 +379,7 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
     """Return [a line that says that a subject (layer under test) is wrong in single calls too], or [].
 
-    The list is empty unless every wrong call is in a sequence of calls, and is also wrong as a new layer's only call.
+    The line is there if all wrong calls are in sequences of calls, and each is also wrong if a new layer gets it alone.
 
     Args:
         cases: all cases and sequences of calls that the subject was given.

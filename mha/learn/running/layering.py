@@ -61,7 +61,7 @@ class Layered:
         unsupported: how many cases the layer can't express.
         reason: why the layer can't be run at all, in one line; "" if it can.
         printed: the beginning of what the file printed.
-        unkept: a sentence on a class's wrong parameters or dropout, which its numbers don't show; "" if right.
+        unkept: a sentence on wrong parameters or dropout of a class, which no case reveals; "" if they are right.
     """
 
     result: Result | None = None
@@ -99,7 +99,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 def diagnosed(
     dialect: str, path: str, exercise: LayerExercise, cases: tuple[str, ...], seconds: float = SECONDS
 ) -> Explained | str:
-    """Return (whether all answers are explained, alternatives: each a tuple of bugs), or why a layer can't run."""
+    """Return what `explained` returns for the layer in a learner's file. If it can't run, return the reason (a str)."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return str(reason)
@@ -118,7 +118,7 @@ def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *ar
 
 
 def unread(dialect: str, path: str, exercise: LayerExercise, case: str, seconds: float = SECONDS) -> tuple[str, ...]:
-    """Return the names of inputs, masks and parameters without effect on the output in the first cases and `case`."""
+    """Return the names of inputs, masks and parameters that never change the output in `exercise.first` and `case`."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return ()
@@ -239,10 +239,10 @@ def _own_cases() -> tuple[Case, ...]:
 
 
 def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...], keeps_padding: bool = False) -> Explained:
-    """Return (whether all answers to these cases are explained, alternatives: each a tuple of bugs that explain them).
+    """Return (whether all answers to these cases are explained, tuples of bugs: each tuple explains them by itself).
 
-    Frequent mistakes are tried first, then all bugs. `keeps_padding`: also try them in a layer that does not zero rows
-    of padding. The returned bugs lack their functions, since these can't be sent to another process.
+    Frequent mistakes are tried first, then all bugs. `keeps_padding`: bugs are also tried in a layer that does not zero
+    padded rows. The returned bugs lack their functions, since these can't be sent to another process.
     """
     from conformance.diagnosis.diagnose import diagnose  # much to load, which a verdict does without
 

@@ -93,7 +93,7 @@ class ModuleRecorder:
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
     def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
-        """Record a module's inputs before the module runs and may change them. `call=None`: inputs can't be read."""
+        """Record a module's inputs, before it runs: it may change them. `call=None`: the inputs can't be read."""
         if self._paused:
             return
         if call is None:

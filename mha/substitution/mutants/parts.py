@@ -26,13 +26,13 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input, and output.
+    """A call of a submodule (called part). `given`: its floating-point inputs by key path. `gave`: its outputs.
 
     Attributes:
         call: the same call in the original model's own run.
         module, turn: position of the part, and the number of its earlier calls.
         name, kind: name and class of the part.
-        top: position of the outermost call of a part that contains this call; it may be this call itself.
+        top: position of the outermost part's call in which this call was made, or of this call if there is none.
     """
 
     call: OriginalCall

@@ -92,7 +92,7 @@ class Pairs:
     def others_for(self, port: int) -> list[int]:
         """Return positions of unpaired modules of the original that the port's module at `port` could be paired with.
 
-        They contain the module's present partner or are inside it, and have the module's parameters and output shapes.
+        Each contains the present partner or is inside it, and equals the port's module in parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -113,8 +113,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs (original -> port) for modules with equal shapes that the models call in different orders.
 
-        If one model calls a, b, the other b, a, the new pairs are a with b, b with a. Pairs are kept if their modules
-        have submodules, are inside a pair found by parameters, or have names that are paired in other layers too.
+        If one model calls a, b, the other b, a, the new pairs are a with b, b with a. These are not exchanged: modules
+        with submodules, modules inside a pair found by parameters, and names that are paired in other layers too.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -154,7 +154,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most other layers, except those called in another order, pair modules of these names too."""
+        """Return whether modules of these two names are also paired in most other layers of the same call order."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():

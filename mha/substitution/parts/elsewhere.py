@@ -58,10 +58,11 @@ class Elsewhere:
         right: whether the module's outputs are right.
 
     Attributes:
-        taken: positions of the submodules whose outputs are replaced by the port's, so that most other outputs agree.
-        agreeing: positions of the other submodules whose outputs then agree with the port's.
+        taken: positions of submodules whose outputs were replaced by the port's in a run of the original. They are
+            chosen so that most other outputs of this run agree with the port's.
+        agreeing: positions of the other submodules whose outputs in this run agree with the port's.
         causes: positions of the wrong modules that are in `taken` or contain a module in `taken`; [] if the outputs of
-            the module at `port` still differ.
+            the module at `port` differ in this run.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:

@@ -37,12 +37,12 @@ class Packed:
 
 
 def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
-    """Return a Packed for each projection of the original in whose place the port has several with the same input.
+    """Return a Packed for each projection of the original that the port splits into several with the same input.
 
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
-        leaves: positions of submodules to search: those with parameters, but without submodules or an original.
+        leaves: positions of submodules to search. They have parameters, but no submodules and no original.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
     for leaf in leaves:

@@ -118,11 +118,11 @@ class Allowance:
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return in words the difference `found` and the allowed one, relative to `whose` ("their" or "its") size."""
+        """Return in words the difference `found` and the allowed one. `whose`: "their" or "its", said before "size"."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
-        """Return the larger of two ratios, difference / allowed difference: of the mean, and of the worst element."""
+        """Return difference / allowed difference, for the mean or for the worst element: the larger of the two."""
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod

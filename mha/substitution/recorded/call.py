@@ -292,9 +292,9 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Return (differences, notes, worst error / allowed error of the port) of two calls, each compared by itself.
+    """Return (differences, notes, the port's worst error / allowed error), comparing each call with the reference.
 
-    Each call's outputs are compared with the reference's outputs for the inputs, mask and weights of the same call.
+    The outputs of a call are compared with the reference's outputs for this call's own inputs, mask and weights.
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

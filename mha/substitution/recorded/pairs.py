@@ -45,14 +45,14 @@ class Pairing:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return (last pair of calls before the point `until`, or None; what was not compared, in words).
+        """Return (positions of the last pair of calls before the point `until`, words on what was not compared).
 
         The words name the unpaired calls between this pair and `until`, and all attention modules that were not
-        recorded; "" if there are none.
+        recorded; "" if there are none. The positions are None if there is no such pair.
 
         Args:
             a, b: the recordings of the original and of the port.
-            until: a point in both recordings: (number of the original's calls before it, number of the port's).
+            until: a point in both recordings, as two counts: (original's calls before it, port's calls before it).
         """
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
@@ -70,9 +70,9 @@ class Pairing:
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
     """Return the pairs of an original's and a port's calls: by the layers' names, by their weights, or in order.
 
-    Names are used if the recording with more layers has all names of the other. Else weights are used if the numbers of
-    layers differ, and a layer of the port has the weights of exactly one layer of the original; layers without such a
-    partner get no pair. Else calls are paired in order.
+    Names are used if the recording with more layers has all names of the other. Otherwise, if the numbers of layers
+    differ, a layer of the port is paired with the only layer of the original that has its weights; other layers get no
+    pair. If that gives no pair at all, or the numbers are equal, calls are paired in order.
 
     Args:
         a, b: the recordings of the original and of the port.
