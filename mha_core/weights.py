@@ -5,8 +5,6 @@ element i of head h. Names are those of a framework's Linear layers, so a PyTorc
 ours needs no renaming.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ code also gets a time limit: it then runs in a thread of its own, which is aband
 answer in time.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@
 (2, 'float64', 'the reference in NumPy')
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

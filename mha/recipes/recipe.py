@@ -1,7 +1,5 @@
 """Recipe: what the attention modules of one family of transformers have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`mha check --installed`: the backends that there are."""
 
-from __future__ import annotations
-
 from mha.cli.apart import Apart
 from mha.cli.common import consoles, show_rows
 

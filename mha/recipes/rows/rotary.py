@@ -1,7 +1,5 @@
 """Recipes of families that turn queries and keys, and whose projections are fused or called otherwise than Llama's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from mha.recipes.recipe import Norms

@@ -1,7 +1,5 @@
 """Bugs in the lines between parts: residuals, the order of norms, and what scales the scores of attention."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Bugs of one module: of what it holds, of how it computes, and of its mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import erf, pi, sqrt

@@ -1,7 +1,5 @@
 """The table of bugs, and which of them the recorded inputs would not have shown in a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A product with a matrix whose activation stands in its module in one model, and beside it in the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which module is blamed for a fault: a part, the lines of one without an original, or what reads a mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ So the module's original runs by itself on what the port's module was given, and
 depth, is held against what the port's parts gave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations

@@ -4,8 +4,6 @@ No original runs here. So what a pair of modules was given, and what it gave, ar
 allowance of the inputs of a next layer (docs/recordings.md).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Each call is first judged by itself: its outputs must be the answer to its own i
 calls of a pair are compared. docs/recordings.md says what counts as a difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache

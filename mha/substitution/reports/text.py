@@ -1,7 +1,5 @@
 """A WhereReport in words: the wrong modules first, then the tree, then a last line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
