@@ -13,7 +13,7 @@ from conformance.bounds.precision import Precision
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import judge
 from mha.substitution.derived import Known
-from mha.substitution.mutants.single import erf_gelu
+from mha.substitution.mutants.bugs import erf_gelu
 from mha_core.dtypes import round_to
 
 Active = Callable[[NDArray], NDArray]
