@@ -1,8 +1,7 @@
 """How far apart two arrays are, and at worst; and whether two runs of variants agree within rounding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +103,7 @@ class Nearness:
     relative: float = RELATIVE
 
     @classmethod
-    def of(cls, unit: float, *, inside: bool = False) -> Nearness:
+    def of(cls, unit: float, *, inside: bool = False) -> Self:
         """Return the rule for a unit roundoff. `inside`: whether the subject computes internally in a narrower dtype.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
