@@ -139,11 +139,6 @@ def readings(layer: FoundLayer) -> list[list[Layout]]:
     return list(groups.values())
 
 
-def caveats(*layouts: Layout) -> list[str]:
-    """Return the warnings that a report shows when a layer is read or written in one of these layouts."""
-    return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
-
-
 def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
     """Return whether the shapes of the arrays at `prefix` fit the layout."""
     names = layout.names_of(prefix, checkpoint.entries)

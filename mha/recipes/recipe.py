@@ -11,11 +11,6 @@ from mha_core import AttentionConfig, QueryKeyNorm, layouts
 from mha_core.layouts import Layout
 
 
-def own_scale(core: Any) -> float:
-    """Return the factor of the scores: the module's attribute `scaling`."""
-    return float(core.scaling)
-
-
 @dataclass(frozen=True)
 class Norms:
     """The query-key norm in a family of models.
@@ -93,7 +88,7 @@ class Recipe:
     softcap: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)
     scale: str = ""
-    scale_of: Callable[[Any], float] = own_scale
+    scale_of: Callable[[Any], float] = lambda core: float(core.scaling)
     models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:

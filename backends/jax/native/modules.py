@@ -186,7 +186,8 @@ def pulled(
 ) -> Pulled:
     """Run one module forward and backward, as `Pulled` says."""
     own: Any = partial(held.module.apply, held.variables) if isinstance(held, HeldLinen) else held
-    with nullcontext(own) if dtype is None else computing(held, dtype) as run:
+    within: Any = nullcontext(own) if dtype is None else computing(held, dtype)
+    with within as run:
         if isinstance(held, HeldLinen):
             (variables,) = run.args
             params = dict(variables).get("params", {})

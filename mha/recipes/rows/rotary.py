@@ -25,6 +25,21 @@ ROFORMER = replace(
     scale_of=lambda core: float(core.attention_head_size**-0.5),
 )
 
+GPTJ = like_llama(
+    "gptj",
+    ("GPTJ",),
+    "pairs (2 k, 2 k + 1) of a share of each head; the tables are the module's own; eager alone",
+    models=("GPT-J",),
+    layouts=("canonical",),
+    heads="num_attention_heads",
+    dropout_key="attn_pdrop",
+    out="out_proj",
+    cache="layer_past",
+    only="eager",
+    turn=OwnTables(),
+    scale_of=lambda core: 1.0 / float(core.scale_attn),
+)
+
 OTHERS = (
     like_llama(
         "phi",
@@ -96,34 +111,16 @@ OTHERS = (
         out="Wo",
         scale_of=lambda core: float(core.head_dim**-0.5),
     ),
-    like_llama(
-        "gptj",
-        ("GPTJ",),
-        "pairs (2 k, 2 k + 1) of a share of each head; the tables are the module's own; eager alone",
-        models=("GPT-J",),
-        layouts=("canonical",),
-        heads="num_attention_heads",
-        dropout_key="attn_pdrop",
-        out="out_proj",
-        cache="layer_past",
-        only="eager",
-        turn=OwnTables(),
-        scale_of=lambda core: 1.0 / float(core.scale_attn),
-    ),
-    like_llama(
-        "codegen",
-        ("CodeGen",),
-        "as GPT-J, with one matrix of four blocks (queries, values, keys); a mask is added before the scale",
+    GPTJ,
+    replace(
+        GPTJ,
+        family="codegen",
         models=("CodeGen",),
+        summary="as GPT-J, with one matrix of four blocks (queries, values, keys); a mask is added before the scale",
+        classes=("CodeGenAttention",),
+        model_types=("codegen",),
         layouts=("codegen",),
-        heads="num_attention_heads",
-        dropout_key="attn_pdrop",
-        out="out_proj",
-        cache="layer_past",
-        only="eager",
         scales_mask=True,
-        turn=OwnTables(),
-        scale_of=lambda core: 1.0 / float(core.scale_attn),
     ),
     like_llama(
         "nanochat",
