@@ -1,11 +1,13 @@
 """Site: one attention layer of a live model, read, called and written as its recipe says."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +166,7 @@ class Site:
             return replace(precision, exp_ulps=20.0, key_block=512)
         return replace(precision, softmax="float32") if self.recipe.softmax_in_float32 else precision
 
-    def still(self) -> Self:
+    def still(self) -> Site:
         """Return a copy of this Site that reads config and weights once, so that later changes don't show."""
         return _StillSite(self.name, self.module, self.recipe)
 

@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -323,11 +323,7 @@ def _describe_end(pool: ArrayPool, prefix: str, end: RecordedEnd) -> dict[str, A
 def _given(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass whose values are not the defaults, by name: only these are written to the file."""
     values = ((own, getattr(instance, own.name)) for own in fields(instance))
-    return {own.name: value for own, value in values if not _is_default(own, value)}
-
-
-def _is_default(own: Field[Any], value: Any) -> bool:
-    return own.default is not MISSING and not hasattr(value, "dtype") and value == own.default
+    return {own.name: value for own, value in values if hasattr(value, "dtype") or value != own.default}
 
 
 # Reads the description in a recording's file; every field is checked, because anybody may have written the file.
