@@ -126,9 +126,9 @@ class CaseRunner:
         )
 
     def _result(self, case: str, start: float, gradients_asked: bool, status: Status, **details: Any) -> Result:
-        own, seconds = self.subject, time.perf_counter() - start
-        about = {"seconds": seconds, "selector": getattr(own, "selector", ""), "gradients_asked": gradients_asked}
-        return Result(case, own.name, own.dtype, own.device, status, **about, **details)
+        own = self.subject
+        details |= {"seconds": time.perf_counter() - start, "selector": getattr(own, "selector", "")}
+        return Result(case, own.name, own.dtype, own.device, status, gradients_asked=gradients_asked, **details)
 
     def _repeated(self, first: _Right, again: Sequence[Question], answers: Iterator[Trace]) -> Iterator[Mismatch]:
         """The mismatches of a subject whose first answer was right, asked again, and then about the case before."""
