@@ -86,7 +86,7 @@ class CaseUnit(Unit):
     Args:
         subject: the subject; for one in another process, its stand-in from `conformance.workers.described`.
         cases: ids of cases, or picklable case objects.
-        before: a case to run first, and again after the first of `cases`; None: no such case.
+        before: a case to run first, without a Result. It is repeated after the first of `cases`. None: no such case.
         known: the table of known deviations. Those that it lists for these cases must occur.
         again: how a right answer is checked by repeated calls (see `conformance.judging.repeats`).
         series: a name that all units of one run and one subject share; "" for a single unit.

@@ -37,11 +37,10 @@ T = TypeVar("T", bound=Named)
 
 
 def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
-    """Return the things whose id matches one of the patterns (shell wildcards), in their order; all without a pattern.
+    """Return the things whose id matches any pattern (shell wildcards), in the given order; all if `patterns` is empty.
 
     Args:
         things: the cases or bugs to choose from.
-        patterns: patterns of ids.
         unknown: the SpecError's message if nothing matches, with "{}" for the pattern. A similar id is appended.
 
     >>> from types import SimpleNamespace

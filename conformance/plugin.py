@@ -81,7 +81,7 @@ class Suite:
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the diagnoses, and a line for each dtype in which a subject does not compute and has no tests."""
+        """Print the diagnoses, and a line for each dtype without tests, because a subject does not compute in it."""
         for line in self.left_out:
             terminalreporter.write_line(f"mha: {line}", yellow=True)
         if terminalreporter.config.getoption("--mha-no-diagnosis"):
@@ -91,7 +91,7 @@ class Suite:
             terminalreporter.write_line(self._diagnosis(subject))
 
     def judged(self, case: Asked, subject: RemoteSubject, series: str) -> Result:
-        """Run a case on a subject and return the Result. The judging process imports no module of the user."""
+        """Return the Result of a case on a subject, from worker processes. `series`: a name for a subject's run."""
         from conformance.case_unit import CaseUnit
         from conformance.workers.execute import execute
 

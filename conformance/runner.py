@@ -27,11 +27,11 @@ Item = TypeVar("Item")
 
 
 def run_case(case: Asked, subject: Subject, known: Deviations | None = None) -> Result:
-    """Run a case on a subject and return the Result; an exception of the subject becomes a Result too.
+    """Run a case on a subject (a tested layer) and return the Result, even if the subject raises.
 
     Args:
         case, subject: the case, or a sequence of calls, and the subject that runs it.
-        known: the table of known deviations; those listed for the case must occur. Default: none are known.
+        known: the table of known deviations. Those listed for the case must occur. Default: an empty table.
     """
     return CaseRunner(subject, known).run(case)
 

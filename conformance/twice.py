@@ -33,7 +33,7 @@ class Repeated:
     Attributes:
         subject, dtype: the subject's name, and its dtype.
         total: how many arrays (stages and gradients of all cases) were compared.
-        in_process, fresh: "CASE: ARRAY" for each that differed when run again in the same process, or in a new one.
+        in_process, fresh: "CASE: ARRAY" for each array that differed in a second run in the same or a new process.
     """
 
     subject: str
@@ -44,7 +44,7 @@ class Repeated:
 
 
 def bits_of(trace: Trace) -> Bits:
-    """Return a hash of the bits of every stage and gradient.
+    """Return name -> hash of the bits, for every stage and gradient.
 
     >>> bits_of(Trace(output=np.zeros(2))) == bits_of(Trace(output=-np.zeros(2)))
     False
@@ -60,16 +60,16 @@ def twice(
 ) -> Iterator[Repeated]:
     """Run the cases twice on each subject, forward and backward, on the CPU; yield a Repeated for each, in order.
 
-    New processes run them, because a framework that is loaded can change another's number of threads, and so the bits
-    of its results (importing MXNet leaves PyTorch with one thread).
+    New processes are started, because importing one framework can change the results of another: importing MXNet
+    leaves PyTorch with one thread.
 
     Args:
-        subjects: the subjects; those of one backend and dtype are neighbours, and share two processes.
+        subjects: the subjects. Neighbours of one backend and dtype share two processes.
         patterns: patterns of the cases' ids; () for all.
         executor, settings: what runs the work, and what worker processes are started with.
 
     Raises:
-        SpecError: no case has such a name; or a process can't be started, failed or died.
+        SpecError: no case matches `patterns`; or a process can't be started, failed or died.
     """
     select(patterns)
     submitted: list[tuple[list[BackendSubject], Any, Any]] = []

@@ -40,7 +40,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Coverage:
-    """A record of a model's modules that look like attention: `read` has the names of those that were read.
+    """A record of which modules that look like attention were read: `read` has their names, `unread` the others.
 
     >>> print(Coverage(("layers.0.attn",), (Unread("layers.1.attn", "mine.Attention", "unknown"),)).line)
     read 1 of 2 modules that look like attention; not: layers.1.attn (mine.Attention)
@@ -116,7 +116,7 @@ class _Met:
 
 
 class Survey:
-    """A collector of a model's modules, from which it makes a Coverage.
+    """A collector of a model's modules. `coverage` tells which of those that look like attention were read.
 
     Args:
         parts_of: module -> (names of its direct submodules; function that returns the ids of all modules in it).
@@ -159,7 +159,7 @@ class Survey:
         return owner.name
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """Return the Coverage, given the names of the called layers. Default: all layers that are known and chosen."""
+        """Return the Coverage. `called`: names of the called layers. Default: all chosen ones of supported classes."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [

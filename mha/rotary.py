@@ -24,7 +24,7 @@ _CLASS = re.compile(r"rotary|rope(?![a-z])", re.IGNORECASE)
 
 
 def setting_of(config: Mapping[str, Any]) -> str | None:
-    """Return the setting in a model's config which shows that the model has rotary positions; None if none does.
+    """Return the setting in a model's config that shows rotary positions; None if there is no such setting.
 
     >>> setting_of({"model_type": "llama", "rope_theta": 10000.0}), setting_of({"model_type": "falcon", "alibi": False})
     ('rope_theta', "model_type 'falcon'")
@@ -44,7 +44,7 @@ def setting_of(config: Mapping[str, Any]) -> str | None:
 
 
 def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
-    """Return the config setting, or the submodule name in `inside`, that shows rotary positions; None if none does."""
+    """Return the config setting or submodule name that shows rotary positions, or None. `inside`: (name, submodule)."""
     own = getattr(module, "config", None)
     described = getattr(own, "to_dict", None)
     setting = setting_of(described()) if callable(described) and "transformers" in type(own).__module__ else None

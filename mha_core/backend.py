@@ -97,9 +97,10 @@ class Backend(ABC):
         """Return the names of the ways (paths) to run a layer in this framework, the most usual one first.
 
         "eager" runs operation by operation, and "compiled" as one program of the framework's compiler. Both compute
-        all stages (intermediate arrays). "fast" computes the output and gradients alone, as layers do when no weights
-        are requested. "blocks" is the fast path for two queries at a time. "exported" is the fast path as a program
-        with symbolic batch and lengths. "fast-compiled", "optimized" and "fast-optimized" are compiled, too.
+        all stages (intermediate arrays). "fast" computes only the output and gradients, as layers do when no weights
+        are requested. "blocks" is "fast" with two queries at a time. "exported" is "fast" as a program with symbolic
+        batch and lengths. "fast-compiled" is "fast" as a compiled program. "optimized" and "fast-optimized" are
+        "compiled" and "fast" with the compiler's default settings, where a backend otherwise sets its own.
         """
         return ("eager",)
 
@@ -117,15 +118,18 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the variant of `path` with the framework's default compiler settings, or `path` if there is none."""
+        """Return the path that computes what `path` does with the compiler's default settings, which users have.
+
+        It is "optimized" for "compiled" and "fast-optimized" for "fast", if `paths` has them. Otherwise it is `path`.
+        """
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
         """Use `folder` as the cache of compiled programs for layers made from now on. `folder=None` means no cache.
 
-        Only this backend is affected; one that compiles nothing ignores the call. A program's key in the folder covers
-        its source, package versions, flags and the machine. A damaged or read-only folder raises no error.
+        Other backends do not use the cache. A backend that compiles nothing ignores `folder`. A program's key in the
+        cache covers its source, package versions, flags and the machine. A damaged or read-only folder is no error.
         """
         return
 
@@ -226,8 +230,8 @@ def load(name: str) -> Backend:
 def use_compile_cache(backend: Backend) -> None:
     """Let a backend store its compiled programs in the user's cache folder, unless MHA_COMPILE_CACHE is "off".
 
-    `load` and imports do not call this. Each process of this project calls it once per backend, right after `load`.
-    See docs/costs.md.
+    Worker processes, such as those of `mha check`, call this function right after `load`. Neither `load` itself nor an
+    import calls it. See docs/costs.md.
     """
     folder = kept_folder()
     if folder is not None:

@@ -29,7 +29,7 @@ class ReadCall(NamedTuple):
         config, weights, inputs: the layer and the call.
         outputs: the arrays that the layer returned: "output", and "weights" if it returned them per head.
         dtype: the dtype in which the layer computed, by name. bfloat16 numbers are in float32 arrays.
-        parameters: the dtype of the weights, if the layer casts them to `dtype` when it computes; else None.
+        parameters: the name of the dtype in which the layer holds its weights; None: the same as `dtype`.
         assumed: a text on settings that are assumed, because neither the layer nor its numbers show them; "" if none.
     """
 
@@ -43,15 +43,15 @@ class ReadCall(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The result of `backends.NAME.native.modules.pulled`, which runs a module forward and backward; in NumPy.
+    """The outputs and gradients of one run of a module, forward and backward, in NumPy.
 
-    `pulled` takes the module `held`; the `dtype` to cast its parameters to (None: no cast); a function
-    `call(module, inputs)` that returns the outputs; the `inputs`; and the `cotangents` of some of the outputs.
-    Inputs, outputs and cotangents are dicts by place: a path in nested containers, such as ("0",) for the first item.
+    A backend's function `pulled(held, dtype, call, inputs, cotangents)` returns it. The function casts the parameters
+    of the module `held` to `dtype` (None: no cast) and runs `call(held, inputs)`. `cotangents`: gradients of some
+    outputs. Keys of inputs and outputs (places) are paths in nested containers, such as ("0",) for the first item.
 
     Args:
         outputs: place -> output.
-        inputs: place -> gradient of the input there.
+        inputs: place -> gradient with respect to the input at that place.
         parameters: name -> gradient, for each parameter that is not frozen.
     """
 
@@ -61,11 +61,11 @@ class Pulled(NamedTuple):
 
 
 class LayerAdapter:
-    """A base of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
+    """A base class of adapters that read the calls of one class of layers; see `mha.recordings.hooks.Adapter`.
 
     Attributes:
-        kind: the class in words.
-        layer_type: the class.
+        kind: the class of layers, in words.
+        layer_type: the class of layers.
     """
 
     kind: str
@@ -88,7 +88,7 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Return a call of this project's own layer as a ReadCall, with `dtypes` as its `dtype` and `parameters`.
+    """Return a call of this project's layer as a ReadCall. `dtypes`: the dtypes of its arithmetic and its weights.
 
     `arguments`: name -> argument of the layer's call. `to_array`: converts an array of the framework to NumPy.
     """
@@ -125,7 +125,7 @@ def d2l_call(
     num_heads: int,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Return a call of d2l.ai's layer as a ReadCall, with `dtypes` as its `dtype` and `parameters`.
+    """Return a call of d2l.ai's layer as a ReadCall. `dtypes`: the dtypes of its arithmetic and its weights.
 
     `arrays`: the layer's weights in the weight layout `layout`. `folded_weights`: attention weights (B * H, Lq, Lk).
     """
@@ -154,7 +154,7 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
 def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
     """Return the bound arguments of a call. Arguments that were given by keyword stay keyword arguments.
 
-    `Signature.bind` would make them positional, and a decorator of transformers that adds the same keyword would fail.
+    `Signature.bind` makes them positional. A decorator in the library transformers that sets one by keyword then fails.
 
     >>> def forward(x, mask=None, **more): ...
     >>> as_called(inspect.signature(forward), [1], {"mask": 2}).kwargs
@@ -174,7 +174,7 @@ def as_lens(lens: NDArray) -> NDArray:
 
 
 def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
-    """Return whether a layer has what d2l.ai's has: num_heads, its arguments, and W_q, W_k, W_v, W_o of type `kind`."""
+    """Return whether `layer` has num_heads and W_q, W_k, W_v, W_o of type `kind`, and `call` has d2l.ai's arguments."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
 
@@ -185,7 +185,7 @@ def takes_lens(call: Callable[..., Any]) -> bool:
 
 
 def refuse_dropout(*, training: bool, rate: float) -> None:
-    """Raise SpecError if dropout is active, because it can't be observed which weights it drops."""
+    """Raise SpecError if dropout is active (training, rate > 0), because the dropped weights can't be observed."""
     if training and rate > 0.0:
         raise SpecError(
             f"dropout={rate} is active, and which weights it drops can't be seen. "
@@ -202,7 +202,10 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) if `choose` gives an adapter. Its submodules then follow only if `adapter.open`."""
+    """Yield (name, module, adapter) of each module for which `choose(name, module)` returns an adapter.
+
+    Submodules of such a module are skipped, unless `adapter.open` is True. `separator` (such as ".") joins names.
+    """
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

@@ -56,9 +56,9 @@ Kept = TypeVar("Kept")
 
 
 class Given(Generic[Said, Kept]):
-    """A descriptor type for config fields that are assigned as one type (`Said`) and read as another (`Kept`).
+    """A type for config fields. A field `Given[int | None, int]` can be set to an int or None, and is read as an int.
 
-    Only type checkers see a descriptor. At run time the field holds the value itself.
+    Type checkers take it for a descriptor. At run time it has no effect: the field holds the value itself.
     """
 
     if TYPE_CHECKING:

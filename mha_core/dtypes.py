@@ -30,10 +30,7 @@ float32?
 
 
 def storage_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype that holds every value of dtype `name`.
-
-    NumPy has no bfloat16; float32 holds each bfloat16 number exactly.
-    """
+    """Return the NumPy dtype that holds every value of dtype `name`: float32 for bfloat16, which NumPy lacks."""
     return np.dtype("float32" if check_dtype(name) == "bfloat16" else name)
 
 
@@ -57,7 +54,7 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
 def check_held(name: str, array: NDArray, dtype: str) -> None:
     """Raise SpecError unless `dtype` can hold every number of `array` exactly; the array's own dtype doesn't matter.
 
-    Error bounds of float16 and the like are wide. They must not serve to judge an array that is more exact.
+    So an array is not judged by the wide error bounds of float16 if its numbers are more exact than float16.
 
     >>> check_held("output", np.array([1.0, 1.015625]), "bfloat16")
     >>> check_held("output", np.array([1.0, 1.01]), "bfloat16")

@@ -97,6 +97,8 @@ MOST_MEANT = 3
 def meant(text: str, known: Iterable[str]) -> str:
     """Return the end of an error message: a suggestion of known names that are close to `text`; "" if none is.
 
+    A name with the same words comes before one with a similar spelling. "no" and "missing" count as the same word.
+
     >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"]), meant("no-scale", ["no-scaled", "scale-missing"])
     ('; did you mean keras?', '', '; did you mean scale-missing?')
     >>> meant("lens", ["valid-lens", "long", "lens-of-none", "no-lens", "all-lens"])
@@ -149,7 +151,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
-    """Return the pip command that installs a package with an extra, from the clone or wheel file of that package.
+    """Return the pip command that installs a package with an extra, from the clone or wheel that it came from, if any.
 
     >>> install_command("torch", "no-such-package")
     "pip install 'no-such-package[torch]'"
@@ -175,12 +177,10 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message: printable, not too long, and without colours.
 
-    If the first line ends with a colon, the second line is joined to it, or replaces it if the second has ": " too.
+    If the first line ends with a colon, the second line is added. A second line that has ": " is returned alone.
     Numbers of arrays become "...". PyTorch's and Keras' long sentences on weights of another shape are shortened.
 
-    Args:
-        error: anything that was raised.
-        whole: whether to join all lines of the message, up to the longest text that is allowed.
+    `whole`: whether to join all lines of the message, up to the longest text that is allowed.
 
     >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
     ('ValueError: no such axis', 'AssertionError')

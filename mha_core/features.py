@@ -34,7 +34,7 @@ class Need:
     """An argument that an attention function must accept so that it can be called with a feature.
 
     Args:
-        words: the argument in words, for the error about a function without it; or config -> such words.
+        words: the argument in words, or a function config -> words; for the error about a function without it.
         options: parameter names; the function must have one of them.
         present: (config, inputs) -> whether a call needs the argument. Default: whether the call has the feature.
     """
@@ -55,14 +55,14 @@ class Feature:
         name: its name in a layer's `Capabilities.features`.
         words: the feature in words, for messages about layers that don't support it; "" if every layer does.
         present: (config, inputs) -> whether the layer or its call has the feature; inputs None: the layer alone.
-        options: parameter name of an attention function -> (config, inputs) -> the argument to pass.
+        options: parameter name of an attention function -> a function of (config, inputs) that returns the argument.
         needs: the arguments that an attention function must accept; () if the arrays' shapes show the feature.
-        plain: config field that a checkpoint's arrays don't show -> its value in layers without the feature.
-        layout: why a weight layout can't hold such a layer: the end of "layout 'x' ..."; "": made from `words`.
+        plain: config field -> its value in layers without the feature; only fields that don't show in weight arrays.
+        layout: why a weight layout can't hold such a layer, for an error message; "": the reason is made from `words`.
         arithmetic: whether the feature changes what is computed from given arrays. Messages name such features first.
         alone: whether a message that names this feature names no other one.
         bends: whether the feature makes scores that are not proportional to queries . keys.
-        faint: values of the field in `plain` whose effect may be too weak to be seen in a call, the weakest first.
+        faint: values of the feature's config field whose effect on a call may be too small to see, the smallest first.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Feature:
     faint: tuple[float, ...] = ()
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
-        """Return the end of an error "layout 'x' ...": why weight layouts can't hold this feature; None if they can."""
+        """Return why weight layouts can't hold this feature of `config`, for an error message; None if they can."""
         if not (self.layout or self.plain) or not self.present(config, None):
             return None
         said = self.layout or f"belongs to layers without {self.words}"
@@ -266,7 +266,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Return those names in `plain_fields()` that change what a layer computes from the same arrays.
+    """Return the config fields in `plain_fields()` that change what a layer computes from the same arrays.
 
     >>> arithmetic_fields()  # dropout is none of them
     ['score', 'score_dim', 'scale', 'softcap', 'rotary', 'query_key_norm']

@@ -36,8 +36,8 @@ class Handover(NamedTuple):
         keys, values: (B, G, Lk, d) and (B, G, Lk, dv), including those of a cache.
         output: (B, H, Lq, dv); None if it is not known.
         dtype: the name of the dtype of all these arrays; bfloat16 numbers are in float32 arrays.
-        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). In an additive one, -inf
-            excludes a key, and so does the dtype's lowest number unless it fills a row. Keys beyond Lk are ignored.
+        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk). An additive mask excludes a
+            key by -inf, or by the dtype's lowest number unless a whole row has it. Columns after Lk are ignored.
         causal: whether query i attends to keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
@@ -169,8 +169,8 @@ class AttentionCall:
 
     Args:
         name, module: the calling module's name in the model, and the module itself; "" and None if unknown.
-        read: copies the arguments, or raises SpecError. It returns a function: the call's result (None if it is
-            unknown) -> Handover (arguments and result in NumPy).
+        read: copies the arguments before the function runs, or raises SpecError. It returns a second function, which
+            takes the result of the run (None if unknown) and returns a Handover (arguments and result in NumPy).
         run: calls the function and returns its result.
         give: converts a NumPy output (B, H, Lq, dv) to the form in which the function returns its own.
     """
@@ -226,7 +226,10 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """Return (name_of(self), self) for the first local `self` with a name, from `frame` outward; else ("", None)."""
+    """Return (name, self) of the first frame, from `frame` outward, in which a local variable `self` has a name.
+
+    The name is `name_of(self)`; None means that it has none. Return ("", None) if there is no such frame.
+    """
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)
@@ -237,7 +240,7 @@ def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
 
 
 def windowed(left: int, right: int, query_len: int, key_len: int) -> NDArray[np.bool_]:
-    """Return bool (1, 1, Lq, Lk): True for keys from `left` before to `right` after a query's own position."""
+    """Return bool (1, 1, Lq, Lk): True where i - left <= j <= i + right, for query i and key j."""
     offset = np.arange(key_len) - np.arange(query_len)[:, None]
     found: NDArray[np.bool_] = ((offset >= -left) & (offset <= right))[None, None]
     return found

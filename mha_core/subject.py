@@ -115,7 +115,7 @@ def one_width(layer: str, config: AttentionConfig) -> int:
 class NativeSubject(ABC):
     """A framework's own layer, run in one of the framework's ways (such as compiled), for `mha check` to test.
 
-    For `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject`, it is made once for each dtype.
+    `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject` makes an instance for each dtype.
 
     Attributes:
         name: its name in reports, such as "torch.nn.MultiheadAttention (need_weights)".

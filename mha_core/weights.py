@@ -201,8 +201,9 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
-    A file of `mha convert` states how well its layer is verified ("proved", "known" or "moved"). If `load_weights` has
-    read the same numbers from such a file, the new file repeats its statement.
+    A file of `mha convert` states how the layer's arithmetic is verified: "proved" by a recorded call, "known" from the
+    model's config, or "moved" (not verified). If this process has loaded the same numbers from such a file with
+    `load_weights`, the new file repeats the statement.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)

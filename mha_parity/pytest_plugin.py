@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the subjects, so that a mistake in an option ends the run before any test."""
+    """Load the subjects (tested layers), so that a mistake in an option ends the run before any test."""
     config.addinivalue_line("markers", f"{MARKER}: one case of the multi-head attention suite (--mha-subject)")
     specs: list[str] = config.getoption("--mha-subject")
     if not specs:
@@ -109,7 +109,7 @@ def mha_where() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def mha_invariants() -> Callable[..., Any]:
-    """Return `mha.invariants`, which computes the same numbers in two ways by a model, and reports if they differ."""
+    """Return `mha.invariants`, which computes the same numbers with a model in two ways, and reports if they differ."""
     from mha import invariants
 
     return invariants

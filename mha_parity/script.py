@@ -24,7 +24,7 @@ def run() -> None:
 
 
 def hidden() -> str:
-    """Return a message on a foreign package that Python finds under the name of one of this clone's; "" if none."""
+    """Return a message if Python finds another package in place of one of this project's packages; "" otherwise."""
     home = Path(__file__).resolve().parents[1]
     for top in getattr(mha_parity, "PLACES", ()):
         spec = find_spec(top)

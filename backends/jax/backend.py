@@ -155,7 +155,7 @@ def _program(
 
 @cache
 def options_for(platform: str) -> CompilerOptions | None:
-    """Return a platform's XLA compiler options, except those that this jaxlib lacks; None if the platform has none."""
+    """Return a platform's XLA compiler options that this jaxlib knows. Return None if the platform has no options."""
     options = COMPILER_OPTIONS.get(platform)
     return None if options is None else accepted(options)
 

@@ -90,7 +90,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """Return the layer's config, with the input widths of its parameters. SpecError before `init`."""
+        """Return the layer's config. Input widths of None are read from `variables`. SpecError if one is not there."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
         """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs before norms and rotary positions. The past is not among the keys and values.
+        This runs before norms and rotary positions. `past_keys` and `past_values` are not passed to it.
         """
         return queries, keys, values
 
@@ -146,7 +146,7 @@ class MultiHeadAttention(nn.Module):
 
     @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
-        """Return the Stages of a call, all arrays from queries to output: `apply(variables, call, method="stages")`."""
+        """Return the Stages of a call, all arrays from queries to output. Run it as `apply(..., method="stages")`."""
         config, training = self._config, not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -222,7 +222,7 @@ class MultiHeadAttention(nn.Module):
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They come before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys (B, Lk - Lp, Dk): Lk counts both, in masks too.
             positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
                 keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
             rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
@@ -232,7 +232,7 @@ class MultiHeadAttention(nn.Module):
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

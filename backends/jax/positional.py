@@ -15,7 +15,7 @@ _positions = lru_cache(maxsize=8)(sinusoidal_positions)
 
 
 class PositionalEncoding(nn.Module):
-    """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
+    """A layer that adds `mha_core.sinusoidal_positions` to x (B, L, embed_dim), and then applies dropout.
 
     >>> import jax
     >>> PositionalEncoding(4).apply({}, jax.numpy.zeros((1, 2, 4)))[0, 1].round(4)

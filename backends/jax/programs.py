@@ -57,11 +57,11 @@ class KeptProgram:
     """A jitted function whose compiled programs are stored on disk. Its results are bit for bit those of `compiled`.
 
     Args:
-        compiled: `jax.jit` of a function whose arguments `static` are static.
+        compiled: a function jitted by `jax.jit` with `static_argnums=static`.
         static: positions of the static arguments; all others are pytrees of arrays.
         device: the device that the function runs on.
         kept: the store on disk.
-        origin: the result of the function `origin`, a text that identifies the traced code. None: store nothing.
+        origin: a text from `programs.origin`, by which stored programs are found without tracing. None: always trace.
         options: the compiler's options; None for JAX's own settings.
     """
 
@@ -214,7 +214,8 @@ def _is_known(options: CompilerOptions) -> bool:
 def origin(layer: Any, path: str) -> str | None:
     """Return a text that identifies what a layer's program is traced from: `path`, the layer, all code, and Python.
 
-    It leaves out the call's arguments. Return None if `exact` refuses a field of the layer, or code can't be read.
+    `path` names a way to run the layer, such as "fast". The call's arguments are not in the text. Return None if
+    `exact` has no text for a field of the layer, or if code can't be read.
     """
     if CODE is None:
         return None

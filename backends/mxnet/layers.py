@@ -106,7 +106,7 @@ class MultiHeadAttention(KeywordBlock):
     ) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
         """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs before norms and rotary positions. The past is not among the keys and values.
+        This runs before norms and rotary positions. `past_keys` and `past_values` are not passed to it.
         """
         return queries, keys, values
 
@@ -199,7 +199,7 @@ class MultiHeadAttention(KeywordBlock):
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training,
                 that is within `autograd.record()` or `autograd.train_mode()`.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They come before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys (B, Lk - Lp, Dk): Lk counts both, in masks too.
             positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
                 keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
             rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
@@ -208,7 +208,7 @@ class MultiHeadAttention(KeywordBlock):
             return_present: also return the tuple of all keys (B, G, Lk, d) and values (B, G, Lk, dv), the next past.
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

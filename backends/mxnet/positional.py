@@ -10,7 +10,7 @@ from mha_core.dtypes import check_dropout
 
 @mx.util.use_np
 class PositionalEncoding(mx.gluon.Block):
-    """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
+    """A layer that adds `mha_core.sinusoidal_positions` to x (B, L, embed_dim), and then applies dropout.
 
     >>> import mxnet as mx
     >>> PositionalEncoding(4)(mx.np.zeros((1, 2, 4))).round(4)[0, 1]

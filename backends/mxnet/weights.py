@@ -61,5 +61,5 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def named_parameters(layer: MultiHeadAttention) -> dict[str, mx.gluon.Parameter]:
-    """Return name -> parameter. Names are canonical, such as "q_proj.weight". `save_parameters` writes the same."""
+    """Return name -> parameter. Names are canonical, such as "q_proj.weight". `save_parameters` writes these names."""
     return layer._collect_params_with_prefix()

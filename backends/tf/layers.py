@@ -100,7 +100,7 @@ class MultiHeadAttention(AttentionLayer):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return queries (B, H, Lq, d), keys (B, G, L, d), values (B, G, L, dv), unchanged; a subclass may change them.
 
-        This runs before norms and rotary positions. The past is not among the keys and values.
+        This runs before norms and rotary positions. `past_keys` and `past_values` are not passed to it.
         """
         return queries, keys, values
 
@@ -190,13 +190,13 @@ class MultiHeadAttention(AttentionLayer):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: tensors or NumPy arrays, of the layer's compute dtype; of any if the layer has no
-                parameters.
+            queries, keys, values: tensors or NumPy arrays of the layer's compute dtype. Without parameters the layer
+                takes any dtype.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), True where dropout keeps a weight; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
-                steps of decoding. They come before the new keys; Lk counts both, in masks too.
+                steps of decoding. They come before the new keys (B, Lk - Lp, Dk): Lk counts both, in masks too.
             positions: integers >= 0, (L,) or (B, L), in a layer with rotary positions. One array is for queries and new
                 keys, a tuple has one for each. Default: query i is at query_offset + i, new key j at Lp + j.
             rotary: instead of positions, the tuple (cos, sin) of the rotation angles, each (L, r / 2) or (B, L, r / 2);
@@ -206,7 +206,7 @@ class MultiHeadAttention(AttentionLayer):
             training: whether dropout acts. None: as in the layer that calls this one; False if there is none.
 
         Returns:
-            The output (B, Lq, Do). If weights or present are asked for, a tuple: the output, then these, in this order.
+            The output (B, Lq, Do). A tuple if more is asked for: the output, then the weights, then the present.
 
         Raises:
             SpecError: an argument does not fit; the message names it. No arithmetic is done before.

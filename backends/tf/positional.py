@@ -12,7 +12,7 @@ from mha_core.dtypes import check_dropout
 
 @keras.saving.register_keras_serializable(package="mha")
 class PositionalEncoding(keras.Layer):
-    """A layer that adds sinusoidal positions (mha_core.sinusoidal_positions) to x (B, L, embed_dim), then drops out.
+    """A layer that adds `mha_core.sinusoidal_positions` to x (B, L, embed_dim), and then applies dropout.
 
     It computes in the dtype of x. If `dtype` was given, x must have it; a mixed policy casts x.
 

@@ -41,7 +41,7 @@ def d_values(b: Bounds) -> Bounded:
 
 
 def d_scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the error bound of dS = P (dP - D), with weights P. D: row sums of P dP or of dO O (O: heads)."""
+    """(B, H, Lq, Lk): the error bound of dS = P (dP - D), for D as row sums of P dP or of dO O (weights P, heads O)."""
     state, r, weights, d_weights = b.state, b.rounding, b["weights"], b["d_weights"]
     by_weights = r.product(_rows(weights), _columns(d_weights)).map(lambda array: array[..., 0])
     by_heads = r.product(_rows(b["d_heads"]), _columns(b["heads"])).map(lambda array: array[..., 0])
@@ -65,7 +65,7 @@ def _columns(x: Bounded) -> Bounded:
 
 
 def d_bias(b: Bounds) -> Bounded | None:
-    """Return the error bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
+    """Return the error bound of the additive bias's gradient, in the bias's shape; None if the mask has no bias."""
     bias = b.state.inputs.mask.bias
     return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 

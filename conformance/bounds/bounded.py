@@ -139,7 +139,7 @@ class Rounding:
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
         """Return the error bound of a sum with n roundings to unit roundoff `u`, relative to the sum of |terms|.
 
-        `squares`: the sum of c^2 over all groups of c equal terms, such as 3^2 + 2^2. Default: n, if all terms differ.
+        `squares`: the sum of c^2 over groups of c equal terms: 3^2 + 2^2 for a, a, a, b, b. Default: n (all differ).
         """
         worst = n * u / (1.0 - n * u) if n * u < 1.0 else np.inf
         if not self.probabilistic:
@@ -148,11 +148,11 @@ class Rounding:
         return np.minimum(worst, np.expm1(LAMBDA * root * u + n * u * u / (1.0 - u)))
 
     def within(self, furthest: Any, width: Any) -> Any:
-        """Return the error bound of a number that is known to lie in an interval of this width.
+        """Return the error bound of a computed number that lies in an interval of this width around the exact number.
 
-        In the worst case it is `furthest`, the distance to the further end. If `probabilistic`, it is LAMBDA times half
-        the width, because a standard deviation is at most that (Popoviciu). This may exceed `furthest`: bounds that are
-        cut off could not be added up by their squares.
+        `furthest` is the distance from the exact number to the further end of the interval. It is the worst-case bound.
+        If `probabilistic`, the bound is LAMBDA * width / 2, as no standard deviation exceeds width / 2 (Popoviciu). It
+        may exceed `furthest`: bounds that are cut off there could not be added up by their squares.
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
@@ -163,7 +163,7 @@ class Rounding:
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
 
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
-        """Return x with the error of storing it. Numbers below `lost` (None: the least normal number) may become 0."""
+        """Return x with the error of storing it added to e. Numbers below `lost` (None: least normal) may become 0."""
         flushed = self.precision.tau if lost is None else lost
         return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, flushed))
 
@@ -202,7 +202,7 @@ class Rounding:
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))
 
     def total(self, a: Bounded, axes: tuple[int, ...], *, keepdims: bool = False) -> Bounded:
-        """Return the sum over `axes`, rounded as `store` does. Errors add up linearly, as all may have one sign."""
+        """Return the sum over `axes`, rounded as `store` does. Errors add up linearly, as if all had the same sign."""
         n = int(np.prod([a.v.shape[axis] for axis in axes], dtype=int))
         carried = a.e.sum(axis=axes, keepdims=keepdims)
         squares = None
@@ -214,9 +214,9 @@ class Rounding:
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
         """Return the bound (..., m, k) on `errors @ factors`, for errors up to +-`errors` (..., m, n).
 
-        In the worst case it is errors @ |factors|. If `probabilistic`, it is the larger of two bounds. One is for
-        independent errors: they add up by squares, and c equal errors count c times each (Cauchy and Schwarz). The
-        other is for errors of one cause, which have the same sign: |errors @ factors|.
+        The worst-case bound is errors @ |factors|. If `probabilistic`, the larger of two bounds is returned. The first
+        is for independent errors, and adds their squares. If c errors of a row are equal, their squares are multiplied
+        by c (Cauchy and Schwarz). The second is for errors that all have the same sign: |errors @ factors|.
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])

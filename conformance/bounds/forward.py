@@ -46,7 +46,7 @@ class Growth(NamedTuple):
         own: (B, H, Lq, Lk). A weight may be wrong by a factor of up to e^own. This covers the errors of its score, of
             subtracting the maximum, of the product with log2(e) if the base is 2, and of the exponential.
         shared: (B, H, Lq, 1). A row may be wrong by a common factor of up to 1 + shared. This covers the error of the
-            row's sum, or, in exp(score - logsumexp), of the maximum and the logarithm.
+            row's sum. For layers that compute exp(score - logsumexp), it also covers the error of logsumexp.
     """
 
     own: NDArray
@@ -162,10 +162,10 @@ def heads(b: Bounds) -> Bounded:
 
 
 def least(r: Rounding, state: State) -> dict[str, NDArray]:
-    """Return lower limits of the error bounds of "weights" and "heads". They cost a hundredth of what the bounds cost.
+    """Return lower limits of the error bounds of "weights" and "heads", in a hundredth of the time of the bounds.
 
-    Only roundings of scores, of a row's sum, of weights and of the weighted sum count. Where bounds add errors by their
-    squares, the limits take the largest error; for a sum over n keys they take 1 / sqrt(n) of it.
+    The limits cover only roundings of scores, row sums, weights and the weighted sum. Where a bound adds squares of a
+    few errors, the limit is the largest one. Where it adds squares for n keys, the limit is the errors' sum / sqrt(n).
     """
     p, weights, heads = r.precision, state["weights"], state["heads"]
     n, keys = max(weights.shape[-1], 1), state["allowed"]
@@ -231,13 +231,16 @@ def turned(side: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of `step` after norm `name`; of `step` itself without it in this `order`."""
+    """(B, heads, L, d): the error bound of the norm `name` of the result of `step`.
+
+    If the layer has no norm in this `order` ("before" or "after" the rotation), return the error bound of `step`.
+    """
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): `step` (keys or values), with an error bound of 0 for the past, then that of `new_step`."""
+    """(B, G, Lk, d or dv): `step` (keys or values) with error bounds: 0 for past keys, those of `new_step` for new."""
     new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))

@@ -32,8 +32,8 @@ class Precision:
         accumulator: dtype in which sums of products are formed.
         reduction: dtype in which sums without products are formed, such as the gradient of a bias.
         softmax: dtype of the softmax arithmetic.
-        multiply: format to which the factors of a matrix product are rounded first: the name of the storage dtype,
-            "tf32", or "bfloat16" for products in bfloat16 passes.
+        multiply: format to which the factors of a matrix product are rounded first, such as "tf32" or "bfloat16". The
+            name of the storage dtype means that they are not rounded.
         exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised
             exponentials of all four frameworks; PyTorch's fused CPU kernel has 20.
         key_block: how many keys an online softmax reads at a time; None where it reads each row whole.
@@ -110,8 +110,8 @@ class Precision:
     def lost_weight(self) -> float:
         """Return the number below which an attention weight may become 0.
 
-        A weight may become 0 when it is stored, below `tau`. Its exponential may become 0 below twice the smallest
-        normal number of the softmax dtype: libraries compute its half first, which may be flushed, and double that.
+        A weight below `tau` may become 0 when it is stored. Libraries compute half of its exponential and double it.
+        That half may be flushed to 0 where the exponential is below twice the softmax dtype's smallest normal number.
 
         >>> float32 = Precision.of("float32")
         >>> float32.lost_weight / float32.tau

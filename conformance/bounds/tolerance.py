@@ -57,9 +57,9 @@ class AllowedError(Mapping[str, NDArray]):
         return len(self._names)
 
     def least(self) -> dict[str, NDArray]:
-        """Return lower limits of the allowed errors of "weights" and "output", computed far faster than the errors.
+        """Return lower limits of the allowed errors of "weights" and "output", which take far less time to compute.
 
-        The dict is empty for layers with projections or dropout, and once all allowed errors have been computed.
+        The dict is empty for layers with projections or dropout, and after the allowed errors themselves are computed.
         """
         if self._bounds is None:
             return {}

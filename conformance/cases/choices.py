@@ -57,7 +57,7 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return the options for how a call gives rotary positions. "counted" needs offsets >= 0 in `made`."""
+    """Return the options for how calls give rotary positions. They include "counted" if no offset in `made` is < 0."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -156,8 +156,8 @@ class Asker:
 def describe(choose: Choose) -> Description:
     """Return the Description of a problem. `choose(name, options)` makes each choice: it returns one of the options.
 
-    Cases `random-SEED-INDEX` take their choices from one random stream, so the order of choices must not change. New
-    choices come last, and only in cases whose names have another form, such as `random-SEED-INDEX-parts`.
+    A case `random-SEED-INDEX` takes its choices from one random stream. So that such cases stay the same, a choice that
+    is added to this code must come last, and only in cases with other names, such as `random-SEED-INDEX-parts`.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

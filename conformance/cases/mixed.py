@@ -55,7 +55,7 @@ BROADCAST = ("allowed", "bias", *TABLES)
 
 
 def differences(case: Case, other: Case) -> list[str]:
-    """Return the names of arrays and settings that differ in two calls. Of two arrays, the common part is compared."""
+    """Return the names of arrays and settings that differ in two calls. Longer axes are cut to the shorter length."""
     found = [words for words, name in SIZES.items() if getattr(case, name) != getattr(other, name)]
     a, b = case.build().inputs, other.build().inputs
     found += [

@@ -55,7 +55,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
     Args:
         id, catches: fields of the Case.
         layer: its config. Default: `prime_config()`.
-        settings: other fields of the Case, fields of its AttentionMask (then it is not random), and of the config.
+        settings: other fields of the Case, fields of the config, and fields of a fixed AttentionMask.
 
     >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
     >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens
@@ -69,7 +69,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
 
 
 def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
-    """Return a `case` with 4 items, Lq = Lk = 7 and one width: with other sizes, some bugs raise shape errors."""
+    """Return a `case` with 4 items, Lq = Lk = 7, one width, for bugs that raise a shape error if sizes differ."""
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 

@@ -18,8 +18,6 @@ from mha_core.weights import Weights, check_weights, rounded_weights
 class Problem:
     """A config, weights and inputs that fit it; for trained weights also what the original implementation computed.
 
-    They are checked when the Problem is made, and not again.
-
     Args:
         config, weights, inputs: the layer and the call.
         recorded: stage -> the array that the original implementation gave for these inputs.
@@ -28,7 +26,7 @@ class Problem:
         sizes: B, Lq, Lk and Lp of the call.
 
     Raises:
-        SpecError: the weights or the inputs do not fit the config.
+        SpecError: the weights or the inputs do not fit the config. They are not checked again.
     """
 
     config: AttentionConfig

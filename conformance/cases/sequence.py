@@ -40,9 +40,9 @@ class Step:
         times: how often this call, and the call in `beside`, is made.
         same_arrays: whether the layer gets the same array objects as in the step before, filled with other numbers.
         spoil: whether the step overwrites the layer's output afterwards, as a caller may do.
-        reweighted: how the layer gets the weights in `case`. "set": by `set_weights`; "in place": written into the
-            arrays that `prepare` was given; "prepared anew": in place, and prepared again; "": it keeps its weights.
-        instead: a call whose answer is accepted too, as the layer may hold a copy of old weights; None: no such call.
+        reweighted: how the layer gets the weights in `case`. "" means not at all. "set": by `set_weights`. "in place":
+            they are written into the arrays that `prepare` was given. "prepared anew": `prepare` runs again after that.
+        instead: a call whose answer is right too, because the layer may have copied its weights; None: no such call.
     """
 
     case: Case
@@ -71,9 +71,9 @@ class CallSequence:
     """A sequence of calls of prepared layers, which is a test like a `Case`.
 
     Args:
-        id, catches, config: as of a `Case`; a step may have another config.
-        make: a function: Base (the layer of the sequence) -> list of Steps.
-        one_path: whether a backend with a fast path runs the sequence on that path alone; with `--all`, on every path.
+        id, catches, config: as in a `Case`; a step may have another config.
+        make: a function of a Base (the layer of the sequence) that returns the list of Steps.
+        one_path: whether a backend with a fast path runs the sequence on that path alone, unless `--all` is given.
     """
 
     id: str
@@ -108,11 +108,9 @@ def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
 class PreparedLayer:
     """A layer of a sequence, which makes the Steps that call it.
 
-    Two calls with the same letter for an array (see `call`) have the same numbers in it, up to the shorter length.
+    Queries with the same letter (see `call`) are equal in all calls, up to the shorter length. So are keys and values.
 
     Args:
-        id: the id of the sequence.
-        config: the config of the layer.
         number: the number of the layer in the sequence.
         seed: the seed of its weights.
         gradients: whether calls ask for gradients by default.
@@ -134,7 +132,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Return standard normal numbers of this shape: a slice, on axes 0 and -2, of one array per name and letter."""
+        """Return standard normal numbers, cut to this shape on axes 0 and -2 from one array for the name and letter."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -161,8 +159,7 @@ class PreparedLayer:
         Args:
             words: how the call differs from those before it, such as "fewer keys".
             batch, query_len, key_len: B, Lq and the number of new keys.
-            mask: its mask.
-            contents: three letters, for queries, keys and values. Arrays with the same letter have the same numbers.
+            contents: letters for queries, keys, values. Calls with the same first letter have equal queries, and so on.
             gradients: whether gradients are asked for. Default: the `gradients` of the layer.
             one_array: whether one array is the queries, the keys and the values.
             past: keys and values of a decoding cache, which `key_len` does not count; None: no cache.
@@ -221,7 +218,7 @@ def with_keep(keep: NDArray[np.bool_] | None) -> Change:
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
-    """Return a copy of `step` for another place in the sequence, with other `words` and `changes`."""
+    """Return a copy of `step` for another place in the sequence, with `words` and the fields in `changes` replaced."""
     return replace(step, words=words, **changes)
 
 
@@ -236,13 +233,12 @@ class Base:
     """The layer of most sequences, and the sizes and masks of its usual calls.
 
     The layer is small. All inputs have one width and every projection has a bias, as in every framework's own layer.
-    With `few_shapes`, it is the layer of the cases "square-...", and gradients are asked for. A framework that has run
-    these cases has compiled its programs already.
+    With `few_shapes`, the layer is that of the cases "square-...", and gradients are asked for. A framework that has
+    run these cases has the compiled programs already.
 
     Attributes:
-        id: the id of the sequence.
         few_shapes: whether each new shape costs the layer under test a compilation. If so, arrays have the same shapes
-            in each call, and lengths in a mask grow, as in users' programs.
+            in each call. Where key arrays would grow from call to call, the lengths in the mask grow instead.
     """
 
     id: str

@@ -30,8 +30,8 @@ class Deviation:
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
         versions: requirements, such as torch>=2.0; the deviation occurs only if installed packages meet all of them.
-        cases, dtypes, arrays: in each of these cases, in each of these dtypes, at least one of these arrays exceeds its
-            error bound, and no other array does. `cases` is empty if no case of the suite can show the deviation.
+        cases, dtypes, arrays: where it occurs. In each of the cases, in each dtype, at least one of the arrays exceeds
+            its error bound. No other array does. `cases` is empty if no case of the suite can show the deviation.
         only_where: the condition under which it occurs with these versions, such as "TensorFlow runs without oneDNN";
             "" if it always occurs. A deviation with a condition may occur in the cases, but need not.
     """

@@ -131,7 +131,7 @@ def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
 
 
 def accounting(listed: Sequence[Deviation], wrong: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the deviations that cover an array named in `wrong`; () if some array there is not covered."""
+    """Return the ids of the deviations in `listed` that cover arrays in `wrong`; () if any array is not covered."""
     if not all(any(entry.covers(name) for entry in listed) for name in wrong):
         return ()
     return tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))

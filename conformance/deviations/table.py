@@ -58,8 +58,7 @@ def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
     """Return the deviation that a TOML table describes.
 
     Args:
-        table: the parsed TOML table.
-        number: its position in the file, from 1, for messages.
+        number: the table's position in the file, from 1, for messages.
         source: the name of the file, for messages.
 
     Raises:

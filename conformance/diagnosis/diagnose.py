@@ -63,7 +63,7 @@ class Diagnosis:
         only_extreme: `Observation.extremity` of the failing cases, if no ordinary case fails; else ().
         ended: why the search for a cause ended too early, in one line; None if it did not.
         left_out: case id -> why it could not be judged.
-        unasked: optional parts of layers, such as rotary positions, that all failing cases and no further call have.
+        unasked: parts of layers, such as rotary positions, that all failing cases have. Further calls never have them.
         raised: ids of the cases in `left_out` that failed; the subject declares the others unsupported.
         case: the id of the failing case to show as an example, a simple one; "" if none fails.
         mismatch: the first array that exceeds its error bound in `case`.
@@ -72,8 +72,8 @@ class Diagnosis:
         recorded: whether the subject replays recorded answers, and so can't run further calls.
         nans: sentences on how its weights differ in rows with a NaN, if nothing else differs (see `nan_weights`).
         stages: each returned stage before the output -> whether it is wrong (see `shown_stages`).
-        inside: the dtype in which it really computes, if that is narrower than its declared one; else None.
-        rounds: the first stage in that dtype, "scores" or "heads"; "" if this is unknown or every stage has it.
+        inside: the dtype in which the subject really computes, if narrower than its declared dtype; else None.
+        rounds: the first stage computed in the dtype `inside`, "scores" or "heads"; "" if unknown or every stage is.
         explanations: hypotheses (bugs put into the reference) that explain all cases and calls, if any do.
         partly: if `explanations` is empty, hypotheses that explain nearly all cases.
         ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.

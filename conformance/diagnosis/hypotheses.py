@@ -322,9 +322,9 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models (tuples of bugs) that change the output least, or up to MUCH_MORE times as much.
+        """Return the models (tuples of bugs) that change the output by at most MUCH_MORE times the smallest change.
 
-        Bugs run one by one. Of equal models, "causal mask without its diagonal" stays, "inverted and transposed" goes.
+        A model's change is the sum over its bugs, each run alone. So bugs that cancel each other out count in full.
         """
 
         def change(bug: Bug) -> float:

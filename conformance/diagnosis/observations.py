@@ -148,9 +148,9 @@ def observe(
 def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
     """Return stage -> whether it is wrong, for each stage before the output that the subject returns in some case.
 
-    A stage that differs is wrong, unless the layer seems to return another array under its name. That is assumed if the
-    stage is a multiple of the right one (scaled queries), if the output is right in a quarter of the ordinary cases
-    where the stage differs, or if the stage is right in all ordinary cases, but the output is not.
+    A stage that differs is wrong, unless the layer seems to return another array under that name. So a stage counts as
+    right if it is a multiple of the right array (scaled queries), or if the output is right in a quarter of the
+    ordinary cases where the stage differs. It also does if only the output differs in ordinary cases.
     """
     found: dict[str, bool] = {}
     usual = any(m.stage == "output" for one in observations if one.extremity == 0 for m in one.mismatches)

@@ -39,7 +39,7 @@ class ParityError(AssertionError):
 
     Attributes:
         mismatches: one for every array that differs, in the order of the stages.
-        ratios: name -> worst error / allowed error, of every array that could be compared.
+        ratios: name -> largest ratio of error to allowed error, of every array that could be compared.
     """
 
     def __init__(self, mismatches: list[Mismatch], ratios: dict[str, float]) -> None:
@@ -62,7 +62,7 @@ def compare(
         own: whether `actual` comes from a user's own code; then float64 arrays are accepted too (see `in_float64`).
 
     Returns:
-        Name -> worst error / allowed error of each array; at most 1.
+        Name -> largest ratio of error to allowed error in each array; at most 1.
 
     Raises:
         ParityError: some array has another shape or dtype, is absent, or is too far off somewhere.
@@ -157,7 +157,7 @@ def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
 def check_values(
     name: str, array: NDArray, wanted: NDArray, allowed: NDArray, counts: NDArray
 ) -> tuple[float, Mismatch | None]:
-    """Return the worst error / allowed error where `counts` is True, and a Mismatch, or None if at most 1."""
+    """Return (largest ratio error / allowed where `counts`, mismatch). The mismatch is None if the ratio is <= 1."""
     if not counts.any():
         return 0.0, None
     found = worst(array, wanted, allowed, counts)

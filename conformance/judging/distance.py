@@ -104,7 +104,9 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Self:
-        """Return the rule for a unit roundoff. `inside`: whether the subject computes internally in a narrower dtype.
+        """Return the rule for a unit roundoff. `inside`: whether it is of a narrower dtype that is used internally.
+
+        Both factors are smaller with `inside` and in half precision, where the defaults could hide small bugs.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)

@@ -45,7 +45,7 @@ class Expected:
     where: NDArray[np.bool_]
 
     def judge(self, trace: Trace, dtype: str, *, own: bool = False) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Compare a trace. Return name -> worst error / allowed error, and a tuple of Mismatches, one per wrong array.
+        """Compare a trace. Return name -> largest ratio of error to allowed error, and a Mismatch for each wrong array.
 
         `own`: whether float64 arrays are accepted in a run of another dtype, as `compare` does for a user's own code.
         """
@@ -114,13 +114,10 @@ def _as_given(problem: Problem, found: Expected) -> Expected:
 
 
 class Shelf:
-    """A cache on disk of the reference's answers and bounds, shared by worker processes and by later runs.
+    """A cache on disk, in `kept`, of the reference's answers and bounds, shared by worker processes and later runs.
 
     The key of an answer covers all that it depends on: the problem, the precision, and (in the folder's name) this
     project's code, NumPy, its threads and the machine. So a cached answer has the same bits as one computed again.
-
-    Args:
-        kept: the folder of files.
     """
 
     def __init__(self, kept: Kept) -> None:
@@ -138,7 +135,7 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Store the answer `found`. Return a copy that computes and stores gradients' bounds when first read."""
+        """Store the answer `found`. Return a copy that computes gradients' bounds on first access, and stores them."""
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))
@@ -237,10 +234,9 @@ CHANGES: Mapping[str, str] = {
 
 
 def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[Mismatch]]]) -> tuple[str, ...]:
-    """Return sentences on how weights differ in rows with a NaN or without a key; () if anything else differs.
+    """Return sentences on how weights differ in rows with a NaN or without a key; () if other rows or arrays differ.
 
-    Args:
-        cases: a tuple for each case that differs: (expected answer, the subject's arrays by name, mismatches).
+    `cases` has a tuple for each case that differs: (expected answer, the subject's arrays by name, mismatches).
     """
     found: dict[str, None] = {}
     for wanted, arrays, mismatches in cases:

@@ -44,7 +44,7 @@ class Question:
     order: NDArray[np.integer] | None = None
 
     def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
-        """Yield the mismatches of the repeated call's answer `trace`; none if it has the bits of `first`, reordered."""
+        """Yield the mismatches of `trace`, the repetition's answer; none if it has the bits of `first` in `order`."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
@@ -56,7 +56,10 @@ class Question:
 
 @lru_cache(maxsize=512)
 def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
-    """Return the repetitions of a call that `again` asks for, in order. `wanted` is the expected answer to the call."""
+    """Return the repetitions of a call, to which `wanted` is the expected answer.
+
+    There are up to three for "in every way", one for "in two ways" and "in one way", and none for "never".
+    """
     if again == "never":
         return ()
     if again == "in one way":  # the other way is to ask the case before once more

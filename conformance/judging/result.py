@@ -17,7 +17,7 @@ class Result:
     """The outcome of one case on one subject (a tested layer).
 
     Attributes:
-        ratios: stage, or "gradients.NAME" -> worst error / allowed error; at most 1 where equal.
+        ratios: stage, or "gradients.NAME" -> largest ratio of error to allowed error; at most 1 if the array is right.
         recorded: for trained weights, stage -> worst absolute difference from the original implementation's recording.
         mismatches: one for every array that differs.
         message: one line for a subject that failed to run, can't express the case, or deviates as listed; else "".
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether all mismatches are listed deviations that no longer occur: only their list is wrong."""
+        """Return whether each mismatch is a listed deviation that did not occur, so that only the list is wrong."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property

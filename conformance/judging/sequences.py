@@ -31,14 +31,14 @@ class Judged:
     """A finding on how a subject answered a sequence of calls.
 
     Attributes:
-        ratios: name -> worst error / allowed error of that array, over all calls that were right.
-        mismatches: one for every array that differs; `Mismatch.call` is "" where a newly prepared layer differs too.
+        ratios: name -> largest ratio of error to allowed error in that array, over all calls that were right.
+        mismatches: one for every array that differs. `Mismatch.call` is "" if the call alone, on a new layer, is wrong.
         names: the names of the stages and gradients that were compared, as the keys of a dict.
         failed: why a call had no answer; "" if all had.
         left_out: reason -> descriptions of the steps that the subject can't express for that reason.
         steps: the steps that were run.
         kept_at: index in `steps` of a step that is wrong only after earlier ones; None if there is none.
-        kept: a sentence, if a later call overwrote an array that an earlier call had returned; else "".
+        kept: another finding, a sentence: a later call overwrote an array that an earlier call had returned; else "".
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -128,8 +128,8 @@ def verdict(
     """Return the mismatches of a step's first wrong answer; () if all are right; a reason if there is no answer.
 
     Args:
-        step, outcome, subject: as in `play`.
-        ratios: name -> worst error / allowed error so far; it is updated by each answer that is right.
+        step, outcome: one of the pairs that `play` yields. subject: the tested layer.
+        ratios: name -> largest ratio of error to allowed error so far. It is updated by each answer that is right.
     """
     if not isinstance(outcome, list):
         return str(outcome)

@@ -140,7 +140,10 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Run the groups of problems; return the results and the models that fit all: those in `start`, or new ones."""
+        """Run the groups of problems; return the results and the models (tuples of bugs) that reproduce every answer.
+
+        Models in `start` are tried first. Other models are tried only if none of these reproduces every answer.
+        """
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:

@@ -68,7 +68,7 @@ class VectorCase:
 
 
 def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
-    """Return every vector's problems as cases, with ids "onnx:NAME"; with `names` only these vectors.
+    """Return ONNX's test vectors as cases with ids "onnx:NAME". `names`: the ids of those to return; () for all.
 
     Raises:
         SpecError: onnx is not installed; a vector is not known, or can't be translated.
@@ -100,7 +100,8 @@ def runs(
 ) -> list[tuple[Case, Subject]]:
     """Return every pair (case, subject). Subjects are ONNX's recorded outputs, the backends, and the layers in `specs`.
 
-    A backend runs on `path`, or on its default paths. A spec is MODULE:NAME; `load(spec, dtype)` returns its subject.
+    `path`: the way in which backends run a layer; None: each on its default paths. `load(spec, dtype)` returns the
+    subject that a spec (MODULE:NAME) names.
     """
     load = cache(load)
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]

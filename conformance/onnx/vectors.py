@@ -29,9 +29,9 @@ class Vector:
     """One test case of the `onnx` package.
 
     Attributes:
-        name: its name without the common prefix.
-        dtype: the dtype of its inputs.
-        attributes, inputs, outputs: ONNX's name -> attribute or array of the node.
+        name: the name in `onnx` without a prefix such as "test_attention_".
+        dtype: the dtype of the inputs.
+        attributes, inputs, outputs: name in the ONNX node -> attribute or array.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Vector:
 
     @property
     def output_mode(self) -> int:
-        """Return ONNX's attribute that says what the output qk_matmul_output holds."""
+        """Return the attribute qk_matmul_output_mode, which says what ONNX's output qk_matmul_output holds."""
         return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
 
     def problems(self) -> dict[str, Problem]:
         """Return a dict: suffix of the case id ("" or "/qk") -> problem.
 
-        A vector that also outputs scores before the bias or the softcap gives a second problem: a layer without bias
-        and softcap, whose stage `scores` has these scores.
+        A vector that also outputs scores from before the mask (or before softcap and mask) has a second problem, "/qk".
+        It has no mask (and no softcap), so that these scores are its expected stage `scores`.
         """
         problem = translate(self)
         found = {"": problem}
@@ -58,7 +58,7 @@ class Vector:
         return found
 
     def check(self, what: str, names: Iterable[str], known: Collection[str]) -> None:
-        """Raise SpecError if one of `names` is not in `known`. `what`: what they are, for the message ("input")."""
+        """Raise SpecError if one of `names` is not in `known`. `what`: their kind for the message, such as "input"."""
         for name in sorted(set(names).difference(known)):
             raise SpecError(f"ONNX vector {self.name!r} has the {what} {name!r}, which is not known here")
 
@@ -88,12 +88,11 @@ def _cases_of(operator: str) -> list[Any]:
 
 
 def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
-    """Return every test case of an operator in the installed `onnx`, but those named "_expanded" (equal numbers).
+    """Return the test cases of an operator in the package `onnx`, except those named "*_expanded" (equal numbers).
 
     Args:
-        kind: the class of the vectors.
-        operator: ONNX's name of the operator.
-        prefix: the beginning of its test cases' names; the rest of a name is the vector's.
+        kind: the class of the returned objects.
+        prefix: what is removed from the beginning of each name, such as "test_attention_".
 
     Raises:
         SpecError: onnx is not installed.
@@ -131,10 +130,10 @@ KNOWN_INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv
 
 
 def translate(vector: Vector) -> Problem:
-    """Return the vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
+    """Return a vector as a Problem: a layer without projections, and one call. ONNX's outputs are in `recorded`.
 
     Raises:
-        SpecError: it has an attribute or an input that is not known here.
+        SpecError: the vector has an attribute or an input that is not known here.
     """
     vector.check("attribute", vector.attributes, KNOWN_ATTRIBUTES)
     vector.check("input", vector.inputs, KNOWN_INPUTS)

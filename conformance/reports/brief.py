@@ -37,7 +37,7 @@ class Cause:
         change: what to change; "" where that is not known.
         bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
         is_common: whether this mistake is common in public code, and another cause is rare there.
-        label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
+        label: "Cause" if it explains all differences, "Likely cause" if most; "" if only `stage` is known.
     """
 
     stage: str
@@ -57,7 +57,7 @@ class Cause:
         return " ".join(self.lines())
 
     def lines(self, number: int = 0) -> list[str]:
-        """Return the cause in lines: what is wrong, what to change, details. `number`: added to the label; 0: none."""
+        """Return the cause in lines: what is wrong, what to change, details. `number` (0: none) goes into the label."""
         lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
@@ -73,7 +73,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Brief:
-    """A diagnosis of one subject in words.
+    """A diagnosis of one subject (a tested layer) in words.
 
     Attributes:
         subject, dtype: the subject's name, and its dtype.
@@ -82,9 +82,9 @@ class Brief:
         sure: a sentence on how sure the causes are; "" for none.
         causes: the causes; if none is known, a single one that names the first wrong stage.
         seen: lines that show what is wrong.
-        more: further lines.
+        more: further lines, such as an example and the cases that were not judged.
         details: lines shown only in the long form (-v).
-        is_answer_first: whether `extent` stands before the causes, as where every case is equal.
+        is_answer_first: whether `extent` stands before the causes, as it does if every case is right.
     """
 
     subject: str
@@ -100,7 +100,7 @@ class Brief:
 
     @property
     def lines(self) -> list[str]:
-        """Return lines: several if there is a single cause, else one for each cause."""
+        """Return the causes in lines: a single cause in several lines, or several causes in one line each."""
         if len(self.causes) == 1:
             return self.causes[0].lines()
         named = [one for one in self.causes if one.label]
@@ -114,7 +114,7 @@ class Brief:
 
     @property
     def text(self) -> str:
-        """Return the whole text: the causes first, where there are some."""
+        """Return the whole text. The causes, if any, come first, unless `is_answer_first`."""
         last = self.causes and not self.is_answer_first
         said = [*self.said, self.extent] if last else [self.extent, *self.said]
         return "\n".join(filter(None, [*said, *self.more, *self.details]))

@@ -153,7 +153,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio, error / allowed error, as it is shown: its text, and its step on the colour scale (None: no number)."""
+    """A ratio (error / allowed error) to show: its text, and its index on the colour scale (None: no value)."""
 
     text: str
     step: int | None = None
@@ -298,7 +298,7 @@ def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
 
 
 def groups_of(results: Sequence[ResultView]) -> list[Group]:
-    """Return the results grouped by Column. A subject's columns are neighbours; subjects are in order of appearance."""
+    """Return a Group of results per Column (subject, dtype and device), in order of each subject's first result."""
     order = list(dict.fromkeys(result.column.subject for result in results))
     columns = dict.fromkeys(result.column for result in results)
     groups = {column: Group(column) for column in sorted(columns, key=lambda column: order.index(column.subject))}

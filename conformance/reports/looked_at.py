@@ -67,8 +67,8 @@ class OfPart:
     """A description of the calls of layers with one optional part, such as rotary positions.
 
     Attributes:
-        sizes: name of a size in words -> the largest in any of these calls.
-        never: the kinds of calls that do not occur among them.
+        sizes: name of a size, such as "keys" -> its largest value in these calls.
+        never: the kinds of calls that do not occur among these.
     """
 
     sizes: dict[str, int]
@@ -80,11 +80,11 @@ class LookedAt:
     """A description of the calls of a run.
 
     Attributes:
-        sizes: name of a size in words -> the largest in any call.
+        sizes: name of a size, such as "keys" -> its largest value in any call.
         dtypes, devices, paths: those that were run. A path is a way in which a backend runs layers, such as "compiled".
         kinds: the kinds of calls, from KINDS and SEQUENCES, that occurred.
         never: the dtypes, devices, paths and kinds of calls that did not occur.
-        with_all: in words, what `mha check --all` would run besides.
+        with_all: in words, what `mha check --all` would run in addition.
         parts: optional part of layers, in words -> a description of the calls of layers with it.
     """
 
@@ -126,13 +126,13 @@ def _said(sizes: Mapping[str, int]) -> str:
 def looked_at(
     asked: Iterable[Asked], results: Sequence[Result], subjects: Iterable[Any], plan: Plan | None = None
 ) -> LookedAt | None:
-    """Return a description of the calls of these results; None if there was no answer.
+    """Return a description of the calls of these results; None if no result has an answer.
 
     Args:
         asked: the cases and sequences of calls of the run.
         results: the results; those without an answer do not count.
         subjects: the subjects that were run; backends among them say which paths they have.
-        plan: the plan of the run, if it left cases or repetitions out. Default: it left none out.
+        plan: the plan of the run, which may leave out cases or repeated calls. Default: nothing was left out.
     """
     answered = [result for result in results if result.status not in ("unsupported", "failed")]
     if not answered:

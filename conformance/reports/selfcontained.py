@@ -9,10 +9,10 @@ import jinja2
 
 @cache
 def template(package: str, page: str, script: str = "") -> jinja2.Template:
-    """Return a page's Jinja template. `script` and `policy` (a CSP that lets no other script run) are set in it.
+    """Return a page's Jinja template. Its globals `script` (source text) and `policy` (CSP for this script) are set.
 
     Args:
-        package: the package that has the folder `templates`; this package's templates can be included as well.
+        package: the package that has the folder `templates`; templates of `conformance.reports` can be included.
         page, script: names of two files in that folder; `script` "" for a page without a script.
     """
     own = jinja2.PackageLoader(package)

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 
 
 def print_results(console: Console, results: Sequence[Result], looked_at: LookedAt | None = None) -> None:
-    """Print the parity table, the table of trained recordings, every failure, what was covered, and a last line."""
+    """Print the tables of errors (all cases; trained layers), every failure, what was covered, and the verdict."""
     console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
@@ -65,7 +65,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 
 def row_line(results: Sequence[Result]) -> str:
-    """Return one line for a subject in one dtype: how many results equal the reference, or deviate as listed."""
+    """Return one line for a subject in one dtype: how many results are right, except for known deviations."""
     right = sum(result.status in ("equal", "deviates") for result in results)
     judged = sum(result.status != "unsupported" for result in results)
     listed = " or as listed" if any(result.status == "deviates" for result in results) else ""
@@ -73,7 +73,7 @@ def row_line(results: Sequence[Result]) -> str:
 
 
 def recorded_table(results: Sequence[Result]) -> Table:
-    """Return a table with a row per subject, dtype and device: how far its outputs are from a recorded original's."""
+    """Return a table with a row per subject, dtype and device: the largest difference from each recorded original."""
     table = plain_table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
@@ -195,11 +195,10 @@ def to_json(
     """Return the report as a dict of JSON values.
 
     Args:
-        results: every Result.
         versions: backend -> package -> version.
-        known: the table of deviations used in judging; the report includes those of its entries that results name.
+        known: the table of known deviations. The report includes only the entries that results name.
         could_not_run: a line for each subject or backend that could not be used.
-        looked_at: the description of the calls; None if none had an answer.
+        looked_at: the description of the calls; None if no call had an answer.
         diagnoses: why subjects differ: results of `conformance.diagnosis.brief.Brief.to_dict`. None: not diagnosed.
     """
     found = list(results)
@@ -222,7 +221,7 @@ def to_json(
 
 
 def plain_table(*columns: str) -> Table:
-    """Return a table without borders, for 80 columns of text. Its first column holds words, the others numbers."""
+    """Return a table without borders, with these column names. The first column is left-aligned, others right."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     for position, name in enumerate(columns):
         table.add_column(name, justify="right" if position else "left", no_wrap=True)

@@ -52,11 +52,11 @@ def as_trace(
 
     Args:
         answer: what the subject returned.
-        weight_names: the names of its weights, which may have gradients.
-        shapes: name -> expected shape; arrays of another shape that are too large to be copied are refused.
+        weight_names: the names of the layer's weights, which may have gradients.
+        shapes: name -> expected shape. An array of another shape is refused if it is too large to copy.
         copy: whether the Trace has copies of the returned arrays, or the arrays themselves.
 
-    Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
+    Raises SubjectFailed for an answer of another type, or if anything in the answer is no NumPy array.
 
     >>> as_trace(np.ones((1, 2, 3)), ()).output.shape
     (1, 2, 3)
@@ -129,9 +129,9 @@ MOST_BYTES = 2**28
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
-    """Return `value`, which must be a NumPy array, or a copy of it if `copy`. Error messages call it `name`.
+    """Return the NumPy array `value`, or with copy=True a copy of it. Error messages call it `name`.
 
-    Raises SubjectFailed for any other object, and for an array of more than MOST_BYTES whose shape is not `shape`.
+    Raises SubjectFailed if `value` is no NumPy array, or if it has more than MOST_BYTES and another shape than `shape`.
     """
     if isinstance(value, np.ndarray):
         if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:
@@ -154,7 +154,7 @@ NO_REAL_NUMBERS = {
 
 
 def of_other_dtype(name: str, array: NDArray, dtype: str) -> str:
-    """Return the message for an array whose dtype is not the one that a run in `dtype` must give.
+    """Return the error message for an array of a wrong dtype. `dtype`: the name of the right one.
 
     >>> of_other_dtype("output", np.zeros(3, np.int32), "float32")
     'output is int32; a run in float32 must give float32'

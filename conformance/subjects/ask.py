@@ -50,15 +50,15 @@ def ask(subject: Any, problem: Problem) -> Trace:
         A Trace of copied NumPy arrays, with at least an output. Their shapes, dtypes and values are not checked here.
 
     Raises:
-        CannotExpress: the subject can't do what the problem asks, by its `supports` or by raising this.
-        SubjectFailed: it raised, returned something else than NumPy arrays, wrote into its weights or
-            inputs, or did not answer in time.
+        CannotExpress: the subject's `supports` returned a reason, or the subject raised CannotExpress.
+        SubjectFailed: the subject raised another error, returned something else than NumPy arrays, wrote
+            into its weights or inputs, or did not answer in time.
     """
     return Session(subject, problem).answer()
 
 
 def within(subject: Any, seconds: float) -> Any:
-    """Return the subject with a shorter time limit; unchanged if it has none."""
+    """Return the subject with a time limit of at most `seconds`; unchanged if the subject has no time limit."""
     shorter = getattr(type(subject), "within", None)
     return subject if shorter is None else shorter(subject, seconds)
 
@@ -75,16 +75,16 @@ class Turn:
     """One step of a session with prepared layers: a call, or a second look at the answers to earlier calls.
 
     Args:
-        problems: the inputs of the call. Several are called at once, each from its own thread; with none, every array
-            that earlier turns returned is copied again, to see whether it has changed.
-        layer: the number of the layer that is called. It is prepared at its first turn, for the problem of this turn.
+        problems: the inputs of the calls. Several calls are made at once, each in its own thread. Without any, every
+            array that earlier turns returned is copied again, to see whether it has changed.
+        layer: the number of the called layer. A layer is prepared at its first turn, for that turn's first problem.
         times: how often each call is made.
         thread: which thread makes the call, 0 or 1.
         same_arrays: whether the layer gets the previous turn's array objects again, with other numbers in them.
-        spoil: whether the layer's output is then overwritten, as its caller may do.
-        weights: new weights, which the layer gets before the call; None: it keeps its own.
-        how: how the layer gets new weights. "set": by its `set_weights`; "in place": they are written into the arrays
-            given to `prepare`; "prepared anew": so too, and then a layer prepared from these replaces the old one.
+        spoil: whether the returned arrays are overwritten after the call, as a caller may do.
+        weights: new weights, which the layer gets before the call. None: its weights stay the same.
+        how: how the layer gets new weights. "set": by its `set_weights`. "in place": they are written into the arrays
+            given to `prepare`. "prepared anew": the same, and `prepare` is then called again with these arrays.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -107,7 +107,7 @@ class _Layer:
 
 
 class Session:
-    """A subject that is prepared for one problem's layer. The prepared layer can be called repeatedly.
+    """A session with a subject (a tested layer): it is prepared for the layer of `problem`, and called repeatedly.
 
     All code of the subject runs under its time limit, and its errors become messages of one line; see `ask` for the
     arguments and errors.
@@ -123,7 +123,7 @@ class Session:
         self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
-        """Return the layer's answer to a problem, by default the session's. The first call prepares the layer."""
+        """Return the layer's answer to `problem`. Default: the session's problem. The first call prepares the layer."""
         return next(self.answers([self.problem if problem is None else problem]))
 
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:

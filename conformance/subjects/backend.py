@@ -57,7 +57,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return the subject; a float32 backend gets its framework's own compiler settings (which compile longer)."""
+    """Return a float32 BackendSubject with its framework's default compiler settings; other subjects unchanged."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path
@@ -68,7 +68,7 @@ def as_users_run(subject: Any) -> Any:
 def paths_to_check(backend: Backend, path: str | None, *, compiled: bool = False) -> tuple[str | None, ...]:
     """Return the paths (ways to run a layer) to check: the compiled ones if `compiled`, else `path` alone.
 
-    `path=None` means the default paths. The result then has None in place of the first of them.
+    `path=None` means the default paths. The result then begins with None, which stands for the first of these.
     """
     if compiled:
         return backend.compiled_paths()

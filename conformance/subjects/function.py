@@ -26,7 +26,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """Return the names of all optional arguments. A function gets those of them that are among its parameters.
+    """Return the names of all optional arguments of a tested function. It gets those that are its parameters.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -48,7 +48,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return advice on how to test an object that is no subject, such as a framework's layer or layer class.
+    """Return advice on how to test an object that can't be tested directly, such as a framework's layer or class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -72,14 +72,14 @@ class OtherDtype(SpecError):
 
 @dataclass(frozen=True)
 class FunctionSubject:
-    """A plain function as a subject; `subject_from_function` makes it.
+    """A subject (a tested layer) made of a plain function; `subject_from_function` makes it.
 
     Attributes:
         function: f(weights, queries, keys, values, mask, and its options) -> output, dict stage -> array, or Trace.
         name: its name in reports.
         options: the names in `known_options()` that are parameters of the function.
         dtype, dtypes: the dtype of this run, and all dtypes that it computes in.
-        own_supports: the author's function (config, inputs) -> what can't be expressed, or None. Default: no function.
+        own_supports: (config, inputs) -> what the function can't compute, or None. `own_supports=None`: no limits.
     """
 
     function: Callable[..., Any]
@@ -228,7 +228,7 @@ INPUTS = {
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return the end of a message on a callable with these parameters: how it can be judged, or what it lacks.
+    """Return the end of an error message on a callable with wrong parameters: which are missing, or how to wrap it.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'
@@ -252,7 +252,7 @@ put a function around it, def judged(weights, queries, keys, values, mask): retu
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:
-    """Return whether these are the parameters of a plain function: ARGUMENTS first, in this order."""
+    """Return whether a plain function has these parameters: weights, queries, keys, values, mask, then any others."""
     first = parameters[: len(ARGUMENTS)]
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in first)
     return positional and tuple(p.name for p in first) == ARGUMENTS

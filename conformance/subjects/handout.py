@@ -56,7 +56,7 @@ def read_only(arrays: Iterable[NDArray]) -> Iterator[None]:
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """Return a writable copy with the array's strides, or with `strides`: a transposed array stays transposed."""
+    """Return a writable copy with the given strides. Default: those of `array`, so that a transpose stays one."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
@@ -74,9 +74,9 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
 
 
 def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-    """Return `arrays` with the memory layout of `given`, from which a cast to another dtype has made them.
+    """Return `arrays` with the memory layout of `given`. They are the arrays of `given`, cast to another dtype.
 
-    A cast changes strides, and makes several arrays of one array with several names; both are undone.
+    A cast changes strides, and copies an array with several names once for each name. Both are undone.
 
     >>> x = np.arange(6.0)[::2]
     >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides

@@ -106,11 +106,11 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
 
 
 def tell(seconds: float) -> None:
-    """Have the web page that runs Python end it after `seconds` (0: no limit). The page replaces this function."""
+    """Tell the web page that runs Python to end Python after `seconds` (0: never). The page replaces this function."""
 
 
 def alone(work: Callable[[], Any], seconds: float) -> Any:
-    """Return the result of `work()`, run in this thread (a browser has one). The page ends Python after `seconds`."""
+    """Return the result of `work()`, run in this thread, as in a browser. The web page ends Python after `seconds`."""
     global _limit
     before, _limit = _limit, seconds
     tell(seconds)

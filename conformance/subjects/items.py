@@ -17,9 +17,9 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 
 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
-    """Return the batch axis of an array of a call, or of its gradient, called `name`; None if it has no batch axis.
+    """Return the batch axis (0 or 1) of a call's array `name`, or of the gradient of this name; None if there is none.
 
-    An array that broadcasts over the batch has none. Positions (axes, B, L) have it as axis 1.
+    An array that broadcasts over the batch has no batch axis. In positions (axes, B, L) it is axis 1.
 
     >>> axis_of_items("bias", np.zeros((3, 5, 7)), batch=3), axis_of_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
     (None, 0)
@@ -49,8 +49,8 @@ def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
     """Return the call with only these queries and new keys, in every array that has an axis for them.
 
-    Past keys stay; if there are any, `keys` must select all new keys, because a mask counts both. In a layer with
-    rotary positions, positions of queries and of keys must be given (see `with_positions`).
+    Past keys are kept. If there are any, `keys` must select all new keys, because a mask covers both. In a
+    layer with rotary positions, `inputs` must have positions of queries and of keys (see `with_positions`).
 
     >>> x = np.zeros((2, 5, 6))
     >>> taken = take_positions(AttentionInputs(x, x, x), slice(3, None), slice(4))
@@ -77,9 +77,9 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 
 
 def with_positions(problem: Problem) -> AttentionInputs:
-    """Return the inputs, with explicit positions of queries and of new keys if the layer has rotary positions.
+    """Return the problem's inputs. For a layer with rotary positions, add positions of queries and new keys.
 
-    `take_positions` needs them: it would count absent positions from 0 at the first query or key that it takes.
+    `take_positions` needs these positions. Without them, the first query or key that it takes would have position 0.
     """
     inputs = problem.inputs
     if problem.config.rotary is None:
@@ -102,7 +102,7 @@ def reordered(arrays: Mapping[str, NDArray], inputs: AttentionInputs, order: NDA
     Args:
         arrays: name as in `Trace.arrays` -> a stage or gradient, or its allowed errors.
         inputs: the call.
-        order: (B,) the old index of each item.
+        order: int (B,), for each new batch index the old one.
     """
     given, batch = input_arrays(inputs), inputs.queries.shape[0]
 

@@ -19,9 +19,9 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why a live layer (see `mha_core.live.probe`) can't be given a mask by one argument; None if it can.
+    """Return why a live layer (see `mha_core.live.probe`) can't take a mask as a single argument; None if it can.
 
-    If several arguments had to be combined, their combination would be judged, and not the layer.
+    Several arguments are never combined, because a difference might then come from how they are combined.
 
     >>> why_not_one(AttentionMask(causal=True, query_offset=2))
     'a mask with a query offset'
@@ -58,9 +58,10 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """Return the problem with the layer's own weights, and with a single input if the layer takes only one.
+        """Return the problem with the layer's weights. If the layer takes one input, queries are also keys and values.
 
-        Return None for another config, inputs split into heads, a past, or, if a single input is taken, Lq != Lk.
+        Return None if the config is not the layer's, if inputs are split into heads or past keys are given, or if the
+        layer takes one input, but queries, keys and values differ in shape.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).

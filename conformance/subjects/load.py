@@ -72,7 +72,7 @@ class LoadedSubject:
         spec: the name by which it was loaded, MODULE:NAME.
         origin: MODULE:NAME of its definition, if it was loaded by another name; else the spec.
         undeclared: whether it is an object with neither `supports` nor `capabilities`.
-        says_compiled: whether its attribute `compiled` is another subject: the same layer, compiled or exported.
+        says_compiled: whether the loaded object has an attribute `compiled`: the same layer, compiled or exported.
         original: the object with `prepare`.
         name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.
@@ -103,8 +103,8 @@ class LoadedSubject:
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         """Return in words the features of a case that the subject can't compute; None if there are none.
 
-        Its `supports` and its `capabilities` decide, if it has them. Features that this project added later are
-        unsupported unless `capabilities` has them, because the subject may be older.
+        The subject's own `supports` and `capabilities` decide, if it has them. Features that the first version of this
+        project lacked are unsupported unless `capabilities` names them, because the subject may be older than they are.
         """
         asked = getattr(self.original, "supports", None)
         if isinstance(self.original, FunctionSubject):
@@ -203,7 +203,6 @@ def load_object(spec: str, what: str) -> Any:
     """Return the object that `MODULE:NAME` names; the current folder is searched too.
 
     Args:
-        spec: MODULE:NAME.
         what: what is loaded, in words for messages: "the original".
 
     Raises:
@@ -219,7 +218,7 @@ def load_subjects(
     """Return the subject in every dtype of `dtypes` that it computes in, and one line for each other dtype.
 
     Raises:
-        SpecError: as `load_subject`, or it computes in none of them.
+        SpecError: as `load_subject`; or the subject computes in none of `dtypes`.
     """
     subjects, left_out = [], []
     for dtype in dtypes:

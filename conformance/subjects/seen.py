@@ -15,7 +15,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Seen:
-    """A base class of subjects that wrap another `subject`. An attribute that they lack is looked up in that one."""
+    """A base class of wrappers around a `subject` (a tested layer), which gives the attributes that they lack."""
 
     subject: Any
 
@@ -46,12 +46,12 @@ class SecondCall(Seen):
 
 @dataclass(frozen=True)
 class Form:
-    """A shape in which a subject returns its outputs in place of (B, Lq, Do).
+    """A wrong shape of a subject's outputs, where (B, Lq, Do) is right.
 
     Attributes:
         said, change: the shape in words, and what to change in the code.
-        shape: (B, Lq, Do) -> the subject's shape for it.
-        to_output: (array, B, Lq) -> the array as (B, Lq, Do).
+        shape: function (B, Lq, Do) -> the wrong shape.
+        to_output: function (array, B, Lq) -> the array with shape (B, Lq, Do).
     """
 
     said: str
@@ -87,7 +87,7 @@ FORMS = (
 
 
 def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form | None:
-    """Return the Form (wrong layout) of all outputs, from pairs (subject's shape, right shape); None if none fits."""
+    """Return the Form (wrong layout) of all outputs, or None. `shapes`: (actual shape, right shape) of each output."""
     is_right = all(got == right for got, right in shapes)
     fits = (form for form in FORMS if all(got == form.shape(*right) for got, right in shapes))
     return None if is_right else next(fits, None)

@@ -11,10 +11,10 @@ from mha_core.weights import Weights
 class Subject(Protocol):
     """Anything that can be judged: `prepare(config, weights) -> run(inputs) -> Trace`.
 
-    It may also have `supports(config, inputs)`, which returns None or what it can't compute in a case; `time_limit`,
-    the seconds that it may take for one answer; `recorded`, true if it returns recorded arrays and computes nothing;
-    `selector`, the options of `mha check` that choose it; `slow_to_prepare`, as in `mha_core.backend.Backend`; and
-    `own`, true for a user's own code, which may return float64 arrays in a run of any dtype.
+    Optional attributes: `supports(config, inputs)`, which returns what the subject can't compute, or None;
+    `time_limit`, seconds for one answer; `recorded`, true if it only returns recorded arrays; `selector`, the options
+    of `mha check` that choose it; `slow_to_prepare`, as in `mha_core.backend.Backend`; and `own`, true for a user's own
+    code, which may return float64 arrays in a run of any dtype.
     """
 
     @property

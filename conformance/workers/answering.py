@@ -73,12 +73,12 @@ def answers(
     calls: list[AttentionInputs],
     limit: float,
 ) -> wire.Together:
-    """Run a layer on calls; return (a list of answers, each name -> array; the error that ended the calls, or None).
+    """Run a layer on calls; return (answers, each a dict name -> array; the error that ended the calls, or None).
 
     Args:
         session: the name of the prepared layer.
-        source: the function (its name, its arguments) that returns the layer's subject.
-        layer: the config and weights to prepare it with; None if it has been prepared.
+        source: (name, *arguments) of the function that returns the subject (the tested layer).
+        layer: the config and weights with which to prepare the layer; None if it is prepared already.
         calls: the inputs of the calls, in this order.
         limit: seconds for each call, if the subject has a time limit.
 
@@ -110,7 +110,7 @@ def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
     """Return the results of `Session.turns` on newly prepared layers, with name -> array in place of each Trace.
 
     Args:
-        source: the function (its name, its arguments) that returns the subject.
+        source: (name, *arguments) of the function that returns the subject (the tested layer).
         done: the turns, in this order.
         limit: seconds for each turn, if the subject has a time limit.
     """

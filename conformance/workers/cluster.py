@@ -152,7 +152,7 @@ class Cluster(Executor):
             future.cancel()
 
     def instead(self, error: BaseException) -> Executor:
-        """Return this machine's executor, for a unit at which the cluster failed; print `error` the first time."""
+        """Return an executor on this machine, for a unit at which the cluster failed. Report `error` the first time."""
         if self._local is None:
             if self.is_gone:
                 why = "is gone"

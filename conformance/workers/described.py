@@ -102,7 +102,7 @@ class RemoteSession:
 
     Args:
         process: the process in which the layer is prepared.
-        source: the function (its name, its arguments) that returns the layer's subject there.
+        source: (name, *arguments) of the function that returns the subject (the tested layer) in that process.
         problem: a problem with the layer's config and weights.
         limit: seconds that one answer may take.
     """
@@ -184,7 +184,7 @@ def _trace(arrays: Any, problem: Problem) -> Trace:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DescribedBackend(Backend):
-    """A stand-in for a backend in another process, which does the computing.
+    """A stand-in for a backend: all computations are done in another process.
 
     Attributes:
         name, slow_to_prepare, relative_cost: as of a `Backend`.
@@ -268,7 +268,7 @@ class RemoteSubject:
         limit: seconds that one answer may take in its process.
         patience: seconds that the caller waits for an answer, if that is less than `limit`.
         settings: what its process is started with.
-        source: how it is made in its process: a function's name and its arguments. Default: loaded by its spec.
+        source: (name, *arguments) of the function that returns the subject there. Default: one that loads `spec`.
         place: the name of its process. Default: the spec.
     """
 
@@ -313,10 +313,10 @@ def describe_subjects(
 ) -> tuple[list[RemoteSubject], list[str]]:
     """Return a user's subject in each of `dtypes` that it computes in, and a line for each other dtype.
 
-    Its module is imported in a process of its own.
+    The subject's module is imported in another process.
 
     Raises:
-        SpecError: as `conformance.subjects.load.load_subjects`, or its process can't be started or died.
+        SpecError: as `conformance.subjects.load.load_subjects`; or the process can't be started or died.
     """
     with _importing(spec, time_limit, settings) as process:
         function = answering.described_subjects

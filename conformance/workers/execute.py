@@ -56,13 +56,13 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """A `Line`, which sends requests to worker processes: one for each framework or subject that a unit of work needs.
+    """A sender of requests to worker processes (a `Line`), with one process for each framework or subject.
 
     Use it as a context manager: at the end the processes become idle.
 
     Args:
         settings: what processes are started with.
-        unit: the work.
+        unit: the unit of work that needs the answers. Default: none.
     """
 
     def __init__(self, settings: Settings, unit: Unit | None = None) -> None:
@@ -101,7 +101,7 @@ class Strangers:
 def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function called in a worker process that runs only this project's code.
 
-    Subjects among its arguments stay in their own processes.
+    Subjects among `arguments` still run in their own processes.
 
     Raises:
         BackendError: the process can't be started, or died.
@@ -130,7 +130,6 @@ def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | No
     If the worker process dies, the answer to its current item is `unit.lost(...)`; a new process does the rest.
 
     Args:
-        unit: the work.
         settings: what processes are started with.
         say: called with the number of each item and its answer, as soon as it is there. None: not called.
     """

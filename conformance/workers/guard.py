@@ -21,9 +21,10 @@ END_SECONDS = 3.0
 
 
 def stand_guard() -> None:
-    """Fork on Linux, and go on in the child. When the child or this process's starter ends, the parent kills the rest.
+    """Fork on Linux, and return in the child. When the child ends, the parent kills all that the child started.
 
-    Call it before there are threads, with standard input as a pipe that the starter holds open.
+    Standard input must be a pipe from the starting process. If that process ends or closes the pipe, the parent kills
+    the child too. Call this before there are threads.
     """
     if sys.platform != "linux":
         return

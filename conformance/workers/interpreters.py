@@ -61,9 +61,9 @@ class Settings:
     """The settings with which a worker process is started.
 
     Args:
-        interpreters: backend, subject, or module of a subject -> path of the Python that runs it. Any other is run by
-            the Python that starts the process.
-        here: whether frameworks and subjects without an interpreter of their own run in the starting process.
+        interpreters: backend, subject, or module of a subject -> path of the Python that runs it. Default for each: the
+            Python that starts the process.
+        here: whether frameworks and subjects that are not in `interpreters` run in the starting process.
         import_limit: seconds for an interpreter to start, and then for a backend or a subject to be imported and made.
     """
 
@@ -83,13 +83,13 @@ def interpreters(
     say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
     switch: str = "--python",
 ) -> dict[str, str]:
-    """Return backend or subject -> path of its Python, from options NAME=PATH, else the current folder's file.
+    """Return backend or subject -> path of its Python, from `options`, or if there are none from a file.
 
-    The file (mha.toml or pyproject.toml) may be somebody else's. So the user is shown its content, and asked once for
-    each path and content.
+    The file is mha.toml or pyproject.toml in the current folder. It may be somebody else's. So the user is shown its
+    content, and asked once for each path and content.
 
     Args:
-        options: values of `--python`.
+        options: values of `--python`, each NAME=PATH.
         known: the allowed names: backends, and the subjects of this run.
         ask: asks the user a yes-or-no question. Default: the answer is no.
         say: prints a line. Default: to stderr.
@@ -177,7 +177,7 @@ def program(path: str, where: str) -> str:
     """Return the absolute path of an interpreter. Links are not resolved: a virtual environment is known by its link.
 
     Raises:
-        SpecError: there is none; the message begins with `where`.
+        SpecError: no program has this path; the message begins with `where`.
     """
     expanded = os.path.expanduser(path)
     found = shutil.which(expanded)

@@ -30,7 +30,7 @@ class Local(Executor):
 
     A Unit of work needs a worker process of its Home, such as one framework. A thread does the units of one Home after
     another, since its process has imported that framework. Then it takes the most expensive Home that no thread works
-    on, so that all end at about the same time; at last several threads work on one Home.
+    on, so that all end at about the same time. In the end several threads work on one Home.
 
     Args:
         workers: how many threads, and so how many processes work at a time. None: one for each core.
@@ -45,7 +45,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Submit a function; return its Future. A Unit as its first argument says by `home` which process to use."""
+        """Submit a function; return its Future. If its first argument is a Unit, a process for `Unit.home` is used."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None
@@ -63,7 +63,7 @@ class Local(Executor):
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Shut down as `concurrent.futures.Executor` does. Idle processes stay."""
+        """Shut down as `concurrent.futures.Executor` does. Idle worker processes keep running."""
         with self._changed:
             self._is_shut = True
             if cancel_futures:

@@ -58,15 +58,15 @@ class WorkerProcess:
 
     Args:
         home: what the process is for.
-        interpreter: the path of its Python; None for the one that runs this.
-        threads: how many threads a framework may use, unless the environment variables `THREADS` say it. More threads
-            than cores make a small operation a hundred times slower. None: the framework's own number.
+        interpreter: the path of its Python; None: the Python that runs this process.
+        threads: how many threads a framework may use, unless the environment variables in `THREADS` are set. None: the
+            framework's own number. More threads than cores make a small operation a hundred times slower.
         start_limit: seconds for the interpreter to start and to import what every worker needs of this project.
 
     Attributes:
         hello: its first message, about itself.
         is_ready: whether that message has come.
-        unit: the unit that it works on, or worked on last; None before the first.
+        unit: its present or last unit of work; None before the first.
         is_spent: whether it must not be used again: a thread or a forbidden child process still runs in it.
 
     Raises:
@@ -220,7 +220,6 @@ class WorkerProcess:
         """Send a request; yield kind and content of each frame of the answer, except signs of life.
 
         Args:
-            request: the content of the request.
             seconds: the time until the next frame. None: no limit, as long as the process gives signs of life.
 
         Raises:
@@ -287,7 +286,7 @@ class WorkerProcess:
         return f"its process was ended by {name}" + (f" ({MEANING[name]})" if name in MEANING else "")
 
     def end(self) -> None:
-        """End the process and what it started. It may have ended already."""
+        """End the process and the processes that it started. The call may be repeated."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         if sys.platform == "linux":

@@ -71,13 +71,13 @@ class TooLong(WorkerDied):
 class Unit(ABC):
     """A unit of work: items, such as cases, on one subject. A worker process does them in order.
 
-    Units and answers are pickled. The process runs this project's code alone; another (see `home`) runs the subject.
+    Units and answers are pickled. The worker runs only this project's code; the subject runs in a process for `home`.
     """
 
     @property
     @abstractmethod
     def home(self) -> Home:
-        """Return the unit's Home (purpose of a process): its framework or user's module, or else our own code."""
+        """Return the Home (purpose of a process) of the subject: a framework, a user's module, or this project."""
 
     @property
     def cost(self) -> float:
@@ -94,7 +94,7 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """Return the answer for an item whose process ended, or that no process took. `reason`: why, in one line."""
+        """Return an answer for an item that got none because its process ended. `reason`: why, in one line."""
 
 
 class Line(Protocol):
@@ -104,7 +104,6 @@ class Line(Protocol):
         """Send a request to the process of a Home; return Frame.ANSWER or Frame.RAISED, and the answer's content.
 
         Args:
-            home: the Home whose process gets the request.
             request: the request in bytes; see `conformance.workers.answering`.
             seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
 
@@ -187,9 +186,8 @@ class Hello:
 
     Attributes:
         project: the version of this project in the worker.
-        code: a hash of that project's files.
-        python: the version of its Python.
-        pid: its process id.
+        code: a hash of the files of this project in the worker.
+        python, pid: the version of its Python, and its process id.
     """
 
     project: str
@@ -202,7 +200,7 @@ class Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
-        """Return in words why the worker does not fit this process, such as another version; "" if it fits."""
+        """Return in words why this process can't use the worker, such as another version; "" if it can."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
         if self.code != code_hash():

@@ -106,7 +106,7 @@ def loads(data: bytes, *, layouts: bool = False) -> Any:
 
     Args:
         data: the bytes; they may come from anybody.
-        layouts: whether arrays get their old strides. Only for trusted data: strides can make an array of any size.
+        layouts: whether arrays keep the strides of the sent arrays. Only for trusted data: strides can feign any size.
 
     Raises:
         Unreadable: the bytes are no message of `dumps`.

@@ -61,10 +61,10 @@ class Bug:
         sentence: what is wrong.
         stage: the name of the first stage that it changes; "gradients" if it changes none.
         fix: what to change.
-        forward, backward: name of a step of `forward.FORWARD` or `backward.BACKWARD` -> the wrong step in
-            its place. It raises DoesNotApply where sizes make the bug impossible.
+        forward, backward: name of a step of `forward.FORWARD` or `backward.BACKWARD` -> the wrong step. The
+            wrong step raises DoesNotApply where sizes make the bug impossible.
         seen_in: public code or reports in which it occurred; "" for none.
-        equivalent: why its results equal the definition's. "": they differ, and the suite must find it.
+        equivalent: why its results equal the reference's; "" if they differ, so that the suite must detect the bug.
 
     >>> from mha_core import reference
     >>> bug = Bug("heads-doubled", "Every head counts twice.", "heads", "Add each head once.",
@@ -88,7 +88,7 @@ class Bug:
         return frozenset(self.forward) | frozenset(self.backward)
 
     def run_state(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
-        """Run the reference with this bug, as `reference.run_state` does. Raises DoesNotApply if it can't be made."""
+        """Return the State of the reference run with this bug. Raises DoesNotApply if the bug can't be made here."""
         forward, backward = pipelines(self)
         return reference.run_state(config, weights, inputs, forward=forward, backward=backward)
 
@@ -195,10 +195,10 @@ def _where_parameters_are(step: Step) -> Step:
 
 
 class BuggySubject:
-    """A subject: the reference with bugs. Without any it is the reference.
+    """A subject (a tested layer) that runs the reference with these bugs; without bugs it is right.
 
-    Steps run in float64; every array of the Trace is rounded to `dtype` at the end, as if it had
-    been computed in that dtype. Its run raises DoesNotApply where a bug can't be made.
+    Steps run in float64. At the end every array of the Trace is rounded to `dtype`. The run raises DoesNotApply where a
+    bug can't be made.
     """
 
     device = "cpu"
@@ -226,7 +226,7 @@ def rounded(trace: Trace, dtype: str) -> Trace:
 
 
 def rounded_array(array: NDArray, dtype: str) -> NDArray:
-    """Return an array of a run rounded to `dtype`; for float64 unchanged, even if a bug made it narrower."""
+    """Return an array rounded to `dtype`. With float64 it is unchanged, even if a bug gave it a narrower dtype."""
     if dtype == "float64":
         return array
     with any_numbers:
@@ -244,7 +244,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of bugs that share a fix and the first stage that they change. A call of the table makes one row's bug.
+    """A table of bugs that share a fix and the first stage that they change. Calling the table makes a bug.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -276,7 +276,7 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Return two functions of a run's state: whether the config has the part `field`; that part (of type `kind`)."""
+    """Return two functions of a State: one tells whether the config has part `field`, the other returns the part."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
@@ -288,7 +288,7 @@ def right_step(name: str) -> Step:
 def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
     """Return {name: step}, where the step returns `change(state, right result)` in place of its right result.
 
-    A result of None is not changed, nor any result in calls for which `where(state)` is false.
+    The step returns its right result unchanged if this is None, or if `where(state)` is false.
     """
     right = right_step(name)
 
@@ -320,7 +320,7 @@ def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
 
 
 def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
-    """Return {name: step}, where the step uses a mask with changed fields. Padded keys that it lets in are not zeroed.
+    """Return {"allowed": step}, where the step changes fields of the mask. Padding that it then allows is not zeroed.
 
     Args:
         where: state -> whether the bug affects this call.

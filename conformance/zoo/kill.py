@@ -32,8 +32,7 @@ class KillTable:
 
     Attributes:
         bugs, cases, dtypes: what was run.
-        first_stages: bug id -> case id -> dtype -> the first stage that differs, or "gradients". A dtype is no
-            key if nothing differs in it.
+        first_stages: bug id -> case id -> dtype (if anything differs) -> the first stage that differs, or "gradients".
         impossible: (bug id, case id) of each case in which the bug can't be made.
     """
 
@@ -72,7 +71,7 @@ class KillTable:
         return {stages[dtype] for stages in self.first_stages[bug.id].values() if dtype in stages}
 
     def smallest_set(self) -> tuple[str, ...]:
-        """Return the ids of the fewest cases that together kill every bug that some case kills; cheap ones first."""
+        """Return the ids of the fewest cases that together kill (detect) every bug that any case kills; cheap first."""
         by_cost = sorted(self.cases, key=lambda case: case.expensive)
         killers = [frozenset(self.killers(bug)) for bug in self.to_be_killed()]
         return smallest_cover([case.id for case in by_cost], killers)
@@ -89,7 +88,7 @@ def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], 
 
 @dataclass(frozen=True)
 class Kills:
-    """A record of the bugs that one case kills.
+    """A record of the bugs that one case kills (detects).
 
     Attributes:
         first_stages: bug id -> dtype -> the first stage that differs; {} for a bug that is not killed.
@@ -194,7 +193,7 @@ EXPENSIVE_COST = 20.0
 
 @dataclass(frozen=True)
 class KillUnit(Unit):
-    """A unit of work for a worker process: cases to run with bugs. Each gives `Kills`, or a line on why it was not run.
+    """A unit of work for a worker process: cases to run with bugs. Each case gives `Kills`, or a line on its failure.
 
     Args:
         bugs, cases: ids of bugs of the zoo, and of cases of the table.
@@ -233,7 +232,7 @@ def kill_apart(
     *,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
-    """Return the result of `kill`, from worker processes; all bugs must be in the zoo, all cases in the table.
+    """Return a KillTable, as `kill` does, from worker processes. Bugs must be in the zoo, and cases in the table.
 
     Raises:
         BackendError: a process died, so that a case has no result.

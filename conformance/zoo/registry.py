@@ -20,7 +20,7 @@ def all_bugs() -> tuple[Bug, ...]:
 
 
 def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
-    """Return the zoo's bugs. parts=False: without those in optional parts. gradients=False: without backward ones.
+    """Return the zoo's bugs. parts=False leaves out those in optional parts, gradients=False those of gradients alone.
 
     The modules of the bugs that are left out are not imported.
 
@@ -40,7 +40,7 @@ def bugs_of_parts() -> frozenset[str]:
 
 @cache
 def beginnings_of_parts() -> Mapping[str, tuple[str, ...]]:
-    """Return config field of a part -> prefixes of the ids of its bugs (BEGINS of its module in `zoo/parts`).
+    """Return config field of a part, such as "rotary" -> prefixes of its bugs' ids (BEGINS in the part's module).
 
     >>> beginnings_of_parts()["rotary"]
     ('rotary-', 'rotation-', 'rotated-')

@@ -24,7 +24,7 @@ class Shows:
     """A test of which bugs show in one problem, in one dtype, in the stages that a layer returns.
 
     Args:
-        wanted: the right result with its bounds.
+        wanted: the right result with its error bounds.
         dtype: the dtype in which the layer computes.
         seen: the names of the stages that the layer returns, in their order.
         right, reads: the reference's run, and step -> names of the arrays that it read.
@@ -47,11 +47,11 @@ class Shows:
         return cls(wanted, dtype, seen, *noted_run(problem.config, problem.weights, problem.inputs))
 
     def forward(self, bug: Bug) -> tuple[State, bool]:
-        """Return (the forward run with a bug, whether any array differs). Raises DoesNotApply if it can't be made."""
+        """Return (forward run with a bug, whether any array differs). Raises DoesNotApply if the bug can't be made."""
         return rerun(self.right, _pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
-        """Return the first stage, of those in the attribute `seen`, that is wrong in the run `state`; else None."""
+        """Return the first of the stages `self.seen` that is wrong in the run `state`; None if all are right."""
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:

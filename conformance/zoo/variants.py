@@ -35,12 +35,12 @@ def rerun(
     since: State | None = None,
     reads: Reads,
 ) -> tuple[State, bool]:
-    """Run again, in a finished run, the replaced steps and the later steps that read a changed result.
+    """Repeat a finished run: call only the replaced steps, and later steps that read a changed array.
 
     Args:
         state: a result of `reference.run_state`; it is not changed.
         pipeline: every step, forward or backward or both, with the replaced ones among them.
-        replaced: the names of the replaced steps.
+        replaced: the names of the steps that differ from those of the finished run.
         changed: whether an array that the pipeline starts from has changed already.
         since: the finished run, if `state` is already a rerun of it. Default: `state`.
         reads: step -> names of the arrays that it reads, as `noted_run` finds them.
@@ -151,8 +151,8 @@ class Variants:
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Run the reference with these bugs; return every stage, and with `gradients` every gradient, by name.
 
-        The result is None where the bugs can't be made, and {} where they contradict each other. Where they change
-        nothing, it is the same dict as without them.
+        Return None if the bugs can't be made in this problem, and {} if two of them contradict each other. If the bugs
+        change nothing, return the same dict object as for `bugs=()`.
         """
         self.runs += 1
         gradients = gradients and problem.inputs.cotangent is not None
@@ -177,15 +177,15 @@ class Variants:
             return None
 
     def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
-        """Return the run with bugs and without gradients; None if the run without bugs does not fit in the cache.
+        """Return the forward run of the reference with these bugs. It starts from the cached run without bugs.
 
-        Raises DoesNotApply where the bugs can't be made.
+        Return None if the run without bugs is too large for the cache. Raises DoesNotApply if the bugs can't be made.
         """
         right = self._right_run(problem, False)
         return right and _with(right, bugs)
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """Return name -> array of the run without bugs; None unless it is in the cache."""
+        """Return name -> array of the run without bugs; None if that run is not in the cache."""
         right = self._right.get((problem, gradients))
         return None if right is None else right.arrays
 

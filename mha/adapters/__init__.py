@@ -19,7 +19,7 @@ def new_adapter(path: Path, framework: str) -> tuple[str, str]:
         framework: one of FRAMEWORKS; the example is written in it.
 
     Raises:
-        SpecError: the file exists, its name is no module's name, or the name belongs to another module.
+        SpecError: the file exists, its name is not a valid module name, or it would hide another module.
         OSError: the file can't be written.
     """
     from mha_core.errors import SpecError, shown  # NumPy, which `mha --help` does without

@@ -31,7 +31,7 @@ and judged by the [vectors](vectors.md) that it can take. Every line is from a r
 
 
 def page(found: Json, head: str = HEAD, foot: str = "") -> str:
-    """Return a result of `mha.atlas.run.whole` as Markdown between `head` and `foot` (default: how to run it)."""
+    """Return a result of `mha.atlas.run.whole` as Markdown between `head` and `foot` (default: a note on rerunning)."""
     return "\n".join(_lines(found, head, foot or RUN)).rstrip("\n") + "\n"
 
 

@@ -24,7 +24,7 @@ class Asked:
         options: further keyword arguments.
         dtype: the dtype of the call.
         near: the absolute tolerance with which an output is matched to `answers`.
-        other: what an output that matches none is called; "": a text on how it differs from the first answer.
+        other: the name for an output that matches no answer. If "", its name is how it differs from the first answer.
         strict: whether the mask must be passed as a mask, and not as -inf in a bias.
     """
 
@@ -129,7 +129,7 @@ def plain(
     Args:
         q, k, v: (B, H, Lq, d), (B, G, Lk, d) and (B, G, Lk, d).
         where: a bool mask, True where a query may attend to a key.
-        added: a bias. It is added after the softcap, as in the definition, or with `capped` before it.
+        added, capped: a bias, and whether it is added before the softcap. The definition adds it after the softcap.
         softcap: c in c * tanh(scores / c).
         sinks: (H,) a further score of each head, in the softmax's denominator alone.
         tiled: whether query head h reads key head h % G instead of h // (H // G).

@@ -44,7 +44,7 @@ class Left(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """An engine's answer to one question: `how`, in words; `status`: whether it follows this project's definition."""
+    """An engine's answer to a question. `how`: in words; `status`: whether it follows this project's definition."""
 
     question: str
     status: str
@@ -53,13 +53,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """A summary of an engine's results on test vectors of one dtype; `differ`, `raised`: ids of vectors.
+    """A summary of an engine's results on test vectors of one dtype.
 
     Attributes:
-        equal, left: the number of vectors with right results, and of those that the engine has no arguments for.
+        equal, left: how many vectors have right results, and how many the engine has no arguments for.
+        differ, raised: ids of the vectors with wrong results, and of those where the engine raised an exception.
         worst: the largest error / allowed error among the equal ones.
         little: how many of `differ` have errors of at most `LITTLE`, as from rounding in a narrower dtype.
-        gradients: how many of the equal ones have equal gradients too; of the others, only the output was compared.
+        gradients: for how many of the equal ones the gradients were compared too, and are right.
     """
 
     equal: int = 0
@@ -94,7 +95,7 @@ class Entry:
 
 
 def vectors(dtypes: Sequence[str]) -> list[Vector]:
-    """Return (manifest row, arrays by name) of test vectors in `dtypes` without projections and features in NEVER."""
+    """Return (manifest row, arrays by name) of vectors in `dtypes` that need no projections and no feature in NEVER."""
     found = []
     for vector in all_vectors():
         if vector.form == "heads" and vector.dtype in dtypes and not vector.case.config.parts:
@@ -107,7 +108,7 @@ def vectors(dtypes: Sequence[str]) -> list[Vector]:
 
 
 def masks(options: Sequence[str], where: NDArray | None, bias: NDArray | None, strict: bool = False) -> dict[str, Any]:
-    """Return keyword arguments named in `options` that pass a mask `where` and a bias. Raises Left if no name fits.
+    """Return keyword arguments named in `options` that pass a mask `where` and a bias. Raise Left if none can.
 
     With `strict`, the mask is not passed as -inf in a bias.
     """

@@ -36,9 +36,9 @@ class Loaded:
 
     Attributes:
         subjects: all subjects that can be used, on every device and in every dtype.
-        own: the user's own subjects among these.
+        own: the entries of `subjects` that are the user's own.
         backends: the backends that can be used.
-        left_out: a line for each backend, dtype or path that is not available.
+        left_out: a line for each backend, dtype or path (way to run a layer) that is not available.
         broken: a line for each backend or subject that can't be used. If there are any, the command does not succeed.
     """
 
@@ -58,7 +58,7 @@ class Apart(Options):
     """A base class with the options of commands that run subjects (layers under test) in worker processes.
 
     Attributes:
-        workers: the number of worker processes; 0: all runs in this process; None: one for each core.
+        workers: the number of worker processes. 0: this process does the work. None: one worker for each core.
         pythons: interpreters of backends and subjects, each as "NAME=PATH".
         scheduler: the address of a Dask cluster's scheduler; None: the work is done on this machine.
         import_limit: seconds for an interpreter to start, and for a backend or a subject to be imported and made.
@@ -182,9 +182,9 @@ class Apart(Options):
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """Return (usable backends, a line for each that is not installed, a line for each that is broken).
 
-        Only the `requested` backends are tried, if there are any. A backend is broken if it fails in an interpreter of
-        its own, or does not answer in time; the command then does not succeed. Raises BackendError for any other
-        backend that can't be used, such as a requested one that is not installed.
+        If `requested` is empty, all backends are tried. A backend is broken if it fails in an interpreter of its own
+        (--python) or does not answer in time. The command goes on without it, but does not succeed. BackendError is
+        raised if a requested backend is not installed, or for any other failure.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -233,11 +233,11 @@ class Apart(Options):
         Args:
             settings: a result of the method `settings`.
             dtypes: names of dtypes.
-            backend_names: the backends. Default: all that are installed, unless `specs` names a subject.
+            backend_names: the backends. Default: all that are installed, or none if `specs` names a subject.
             specs: the user's subjects. One that can't be used does not stop the others.
             devices: the devices that backends run on. Default: all.
             path: the path (way to run a layer, such as "eager") of the backends. Default: their default paths.
-            compiled: whether backends run on their compiled paths, and each subject's attribute `compiled` runs too.
+            compiled: whether backends run on compiled paths. A subject's attribute `compiled` is then one more subject.
             time_limit: seconds that a subject may take for a case.
         """
         from conformance.subjects.load import COMPILED, check_time_limit

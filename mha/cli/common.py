@@ -123,7 +123,7 @@ def progress(console: Console, total: int, text: Callable[[Item], str]) -> Itera
     Args:
         console: a console on stderr.
         total: the number of items.
-        text: item -> the text to show after it. An example is `of_result`.
+        text: a function that returns the text to show for an item.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

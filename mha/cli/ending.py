@@ -36,7 +36,7 @@ class Command(click.Command):
     examples: tuple[str, ...] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the unparsed arguments, as click does. A UsageError gets a context, so that it names the command."""
+        """Return the unparsed arguments, as click does. A UsageError gets `ctx`, so its message names the command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:

@@ -62,7 +62,7 @@ GROUPS = {
 
 
 class Main(Program):
-    """A group of all commands. NEVER and ELSEWHERE map words that are no commands to what to use instead."""
+    """A group of all commands. For words in NEVER or ELSEWHERE, which are no commands, an error says what to use."""
 
     groups = GROUPS
 

@@ -51,10 +51,10 @@ def argument(**settings: Any) -> Any:
 
 
 def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Return a decorator: function -> click command. The function gets one argument, a `kind` of all option values.
+    """Return a decorator: function -> click command. The function gets one argument, a `kind` with all values.
 
     Args:
-        kind: a class whose fields are made by `option`, `argument` and the functions below.
+        kind: a subclass of `Options`, whose fields are the command's options and arguments.
         examples: command lines, shown at the end of the help and in the error about a missing argument.
         settings: click's `context_settings` of the command.
     """
@@ -184,7 +184,7 @@ def seed(of: str) -> Any:
 
 
 def unseen(which: str = "these calls") -> Any:
-    """Return a field for --unseen (True) and --no-unseen (False); default None. `which` names the calls in its help.
+    """Return a field for --unseen (True) and --no-unseen (False); default None. In the help `which` names the calls.
 
     True lists the bugs that the calls would not have shown, False does not look for them, None prints their number.
     """

@@ -53,7 +53,7 @@ class Outcome:
         suite: the layer under test (with its dtype), or the model.
         name: the name of the case or of the module.
         status: "passed", "failure" (it differs), "error" (it could not run) or "skipped" (it was not judged).
-        rule: one of RULES; "" if it passed.
+        rule: what did not pass, a key of RULES such as "different"; "" if it passed.
         message: why it did not pass.
         seconds: how long it took.
     """
@@ -102,7 +102,7 @@ class Reported(Options):
 
 
 def of_results(results: Sequence[Result], could_not_run: Sequence[str] = ()) -> list[Outcome]:
-    """Return an outcome for each result, and for each message of `could_not_run` on a layer that could not be run."""
+    """Return an outcome for each result, and for each line of `could_not_run` (about a layer that can't be run)."""
     statuses: dict[str, Status] = {"different": "failure", "failed": "error", "unsupported": "skipped"}
     found = []
     for one in results:

@@ -44,7 +44,7 @@ class ConvertedLayer:
         from_layout: the layout by which it was read.
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
-        source, target: for each of the two files, what ran the layer as read from it, and the error (SideResult).
+        source, target: for each file, a SideResult: what ran the layer that was read from the file, and the error.
         standing: whether the original's arithmetic is proved, known or neither (see `mha.models.standing`), and whether
             the original calls the layer causally.
         causal_call: what a call of the converted layer needs to be causal, in words; "" if the original is not causal.
@@ -134,22 +134,22 @@ def convert(
         prefix: the prefix of the one layer to convert. If the file has several, give this or `every`.
         every: take all layers (of `from_layout`, if that is given).
         num_heads, num_kv_heads: H and G; needed where neither the layout nor the file's metadata says them.
-        dtype: the dtype to cast arrays to. Default: they stay as they are.
+        dtype: the dtype to cast arrays to. Default: no cast.
         to_prefix: what the names in `out` begin with. "{prefix}" in it stands for the source's prefix. "{index}" stands
-            for the layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`).
+            for the layer's number from 0 in the file; with `every` and `from_layout`, among layers of that layout.
             "{_index}" stands for nothing in the first layer, and for "_1", "_2" in the others, as Keras counts.
             Default: the source's prefix if `every`, else the top level.
         recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
-        moved: convert layers that are neither proved nor known as well.
-        leave: patterns of names of arrays to ignore: arrays below a layer's prefix that are not in its layout (the
-            layer is then no longer "known"), and arrays that a model of config.json's type does not have (you vouch
-            that no attention layer reads them).
+        moved: also convert layers that are neither proved nor known.
+        leave: patterns of names of arrays to ignore. If one fits an array below a layer's prefix that is not in its
+            layout, the layer is no longer "known". If one fits an array that a model of config.json's type does not
+            have, you vouch that no attention layer reads the array.
         force: replace an existing file.
-        unseen: whether to find out which bugs the recorded calls would not have shown.
+        unseen: whether to find out which known bugs would not have changed the recorded calls noticeably.
         progress: called with what is being done, the number of layers done, and the number of all layers.
 
     Raises:
-        SpecError: the arguments do not fit the file or each other, a layer is neither proved nor known, or a layer
+        SpecError: the arguments contradict the file or each other, a layer is neither proved nor known, or a layer
             (with `prefix`, the chosen one) lacks arrays. The message says why, and which choices there are.
         VerificationFailed: a layer does not give the recorded outputs of the original, or a side computes something
             else than the reference.

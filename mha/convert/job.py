@@ -79,8 +79,7 @@ class Job:
     def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
         """Return (layout by which the layer was read, its config, its weights, the name of the weights' dtype).
 
-        Args:
-            dtype: the dtype to cast the weights to; None means the attribute `dtype`.
+        `dtype`: the dtype to cast the weights to; None means the attribute `dtype`.
         """
         if self.facts.decoder is not None:
             return self._of_decoder(self.facts.decoder, dtype or self.dtype)
@@ -153,8 +152,7 @@ class Job:
 def by_recording(jobs: Sequence[Job]) -> Job:
     """Return the one job whose layer reproduces the recorded outputs; if none does, the first job.
 
-    Args:
-        jobs: a Job for each layout that fits the names of one layer's arrays.
+    `jobs`: a Job for each layout that fits the names of one layer's arrays.
 
     Raises:
         SpecError: several jobs reproduce the recorded outputs.
@@ -173,7 +171,7 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return (dict: prefix in the target -> Standing of the layer: proved, known or moved; Proofs of proved layers).
+    """Return (dict of target prefix -> Standing of the layer (proved, known or moved), Proofs of the proved layers).
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or a layer has an array that its layout

@@ -25,7 +25,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """A recorded call. `inputs`: name of each possible mask -> inputs with this mask; `outputs`: name -> array."""
+    """A recorded call. `inputs`: name of each mask that it may have had -> inputs with it. `outputs`: name -> array."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -53,10 +53,9 @@ class OriginalLayer:
 def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
     """Return the layers in files of recorded calls; calls of one layer in several files are put together.
 
-    Args:
-        paths: files that `mha.capture` wrote; or .npz or safetensors files of arrays, with one call each ("queries",
-            "output", ...), or with calls of several layers: "encoder.0.attn/0/queries", "encoder.0.attn/0/output",
-            "encoder.0.attn/1/queries", ...
+    `paths`: files that `mha.capture` wrote, or .npz or safetensors files of arrays. They hold one call each ("queries",
+    "output", ...), or calls of several layers ("encoder.0.attn/0/queries", "encoder.0.attn/0/output",
+    "encoder.0.attn/1/queries", ...).
 
     Raises:
         SpecError: a file does not exist, or has another form.

@@ -57,7 +57,7 @@ class Proof:
         layer: the layer as it was read, in the dtype in which the original computed.
         calls: the recorded calls, each with a mask that reproduces the recorded output.
         ratio: the worst error / allowed error over all calls.
-        mask: the names of these masks, if the recording does not say which masks the calls had; else "".
+        mask: the names of the masks in `calls`, if the recording does not say which masks the calls had; else "".
     """
 
     layer: RecordedLayer
@@ -67,7 +67,7 @@ class Proof:
 
 
 def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where: str) -> Proof:
-    """Return a Proof: `config` and `weights` give the recorded outputs of every call.
+    """Return a Proof that `config` and `weights` give the recorded outputs of every call.
 
     Args:
         layer: the recorded calls.

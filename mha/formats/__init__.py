@@ -29,7 +29,7 @@ class Format:
         module: the module that reads and writes it; imported on first use.
         dtypes: the dtypes that its arrays can have.
         framework: the framework that uses the format, such as "torch"; "" for none.
-        layouts: the layouts (names and shapes of a layer's arrays, such as "keras") that can be written; () for all.
+        layouts: names of the layouts (how a layer's arrays are named and shaped) that can be written; () for all.
         readable_only: why such files can't be written, in words; "" if they can.
         keeps_config: whether such a file can hold the layers' configs.
         writes_with: the name of a module that is needed only for writing; "" for none.
@@ -111,7 +111,7 @@ def format_of(path: Path) -> Format:
 
 
 def found_file(path: str | Path) -> Path:
-    """Return `path`, or the file of weights in it if it is a folder. SpecError if the folder has none, or several."""
+    """Return `path` or, if `path` is a folder, the file of weights in it. SpecError if there is none, or several."""
     path = Path(path)
     return source_file(path, SUFFIXES) if path.is_dir() else path
 
@@ -123,10 +123,10 @@ def framework_of(path: Path) -> str:
 
 @contextmanager
 def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
-    """Return a context whose value is the Checkpoint of a file of weights. Each array is read when it is loaded.
+    """Return a context whose value is the Checkpoint of a file of weights, whose arrays are read on demand.
 
     Args:
-        path: a file; the index of a model in several files; or a folder in which `source_file` finds one of these.
+        path: a file, the index of a model in several files, or a folder that has one of these.
 
     Raises:
         SpecError: there is no such file, it is not whole, it is of another format than its suffix says,

@@ -72,13 +72,13 @@ class Checkpoint:
 def largest_claim(size: int) -> int:
     """Return the largest number of bytes that the arrays in a file of `size` bytes may take in memory.
 
-    Trained numbers can't be compressed more than that. A file with larger arrays is damaged, or meant to fill memory.
+    A file whose arrays would take more is damaged, or meant to fill memory: trained weights hardly compress.
     """
     return ALWAYS_FINE + GROWTH * size
 
 
 def check_growth(path: Path, claimed: int, what: str) -> None:
-    """Raise SpecError if `claimed` bytes exceed `largest_claim` for the file; `what` says in words what takes them."""
+    """Raise SpecError if `what` (in words) would take `claimed` bytes, too many for the file (see `largest_claim`)."""
     size = path.stat().st_size
     if claimed > largest_claim(size):
         raise SpecError(
@@ -122,9 +122,9 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """Return a context that makes a SpecError of each exception. Its message has `path`, `what` and the exception.
+    """Return a context that turns any exception into a SpecError, whose message has `path`, `what` and the exception.
 
-    The library that reads a damaged or hostile file may raise any exception.
+    Libraries may raise any exception on a damaged or hostile file.
     """
     try:
         yield
@@ -140,7 +140,7 @@ class Refused(ValueError):
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context that turns exceptions into SpecErrors: Refused into "is refused", others by `not_whole`."""
+    """Return a context that turns exceptions into SpecErrors: "refused" for Refused, "not a whole file" for others."""
     try:
         yield
     except SpecError:
@@ -152,7 +152,7 @@ def reading(path: Path, form: str) -> Iterator[None]:
 
 
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
-    """Return a SpecError, "PATH is not a whole FORM file", with what the reader of this format found (`error`)."""
+    """Return a SpecError: "PATH is not a whole FORM file", and what the reader of this format reports (`error`)."""
     looks = looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)

@@ -30,7 +30,7 @@ class FoundLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        layouts: the layouts (such as "llama") that its arrays may have, by names and numbers of axes; likeliest first.
+        layouts: the layouts (such as "llama") that fit the names and numbers of axes of its arrays; likeliest first.
         shapes: name within the layer -> shape, for the arrays of the first layout in `layouts`.
         dtypes: the dtypes of these arrays.
         num_heads, num_kv_heads: the numbers of query heads and key heads; None where neither the shapes nor the file's
@@ -75,7 +75,7 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """Return the chosen layers: the one at `prefix`; all with `every`; by default the only one.
+    """Return the chosen layers: the one at `prefix`, or all with `every`. Without both, a file must have only one.
 
     Args:
         found: the layers in the file.
@@ -85,7 +85,7 @@ def choose(
         names: the names of all arrays in the file.
 
     Raises:
-        SpecError: there is no layer, none at the prefix, or several and none was chosen.
+        SpecError: there is no such layer, there are several and none is chosen, or `prefix` and `every` are both given.
     """
     if prefix is not None and every:
         raise SpecError("give a prefix or ask for all layers, not both (--prefix, --all)")
@@ -105,12 +105,12 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
-    """Return the layouts that fit a layer, best first; all read the same weights. SpecError if they disagree.
+    """Return the layouts that fit a layer, best first. SpecError if two of them read different weights from its arrays.
 
     Args:
-        asked: the name of the only layout to use; None: all that fit.
+        asked: the name of the one layout to use. None: every layout that fits.
         framework: the framework of the file's format; its layout comes first.
-        heads: whether the number of heads is known, for the error message.
+        heads: whether the number of heads is known. If not, the error message asks for it too.
     """
     if asked is not None:
         get(asked)
@@ -131,7 +131,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return groups of the layouts that fit a layer's names. All layouts of a group read the same weights."""
+    """Return the layouts that fit a layer's names, in groups. All layouts of a group read the same weights."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         told = (getattr(layout, name, None) for name in ("transposed", "interleaved", "order"))

@@ -25,7 +25,7 @@ MOST_SHOWN = 12
 
 
 def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
-    """Return the file of weights in a folder: the first usual name (in `KNOWN`) that is there, or the only such file.
+    """Return the file of weights in a folder: the first with a usual name (in `KNOWN`), or else the only one.
 
     Args:
         folder: the folder; folders in it are not searched.

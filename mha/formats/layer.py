@@ -25,11 +25,12 @@ def read_layer(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
 ) -> tuple[AttentionConfig, Weights, str]:
-    """Return (config, weights by canonical name, dtype name) of a layer, cast to `dtype` if given; bfloat16 as float32.
+    """Return (config, weights by canonical name, dtype name) of a layer, the weights cast to `dtype` if it is given.
+
+    Weights in bfloat16 come as float32 arrays.
 
     Raises:
-        SpecError: the arrays do not fit the layout; they have several dtypes, and `dtype` is None; or their numbers
-            are out of the range of `dtype`.
+        SpecError: the arrays do not fit the layout, have several dtypes while `dtype` is None, or overflow in `dtype`.
     """
     stored = checkpoint.configs.get(prefix)
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
@@ -51,15 +52,15 @@ def read_layer(
 
 
 def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
-    """Return (dict: name in the layer -> array, name of the arrays' dtype), read from a file.
+    """Read arrays from a file. Return (dict: name in the layer -> array, name of the arrays' dtype).
 
     Args:
         checkpoint: the file.
         names: name in the layer -> name in the file.
-        dtype: the dtype to cast the arrays to. None: their own.
+        dtype: the dtype to cast the arrays to. None: no cast.
 
     Raises:
-        SpecError: they have several dtypes, and `dtype` is None; or their numbers are out of the range of `dtype`.
+        SpecError: the arrays have several dtypes while `dtype` is None, or numbers out of the range of `dtype`.
     """
     arrays = {own: checkpoint.array(full) for own, full in names.items()}
     given = {str(array.dtype) for array in arrays.values()}
@@ -111,9 +112,10 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """Compare two dicts of arrays bit by bit, and return the names that only `found` has. `what`: its name.
+    """Compare two dicts of arrays bit by bit. Return the names of the arrays (all zeros) that only `found` has.
 
     Raises SpecError if `found` lacks or changes an array of `wanted`, or has a further array that is not all zeros.
+    `what`: the name of `found` in messages.
     """
     for name, array in wanted.items():
         other = found.get(name)

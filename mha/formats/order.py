@@ -10,10 +10,10 @@ TOKEN = re.compile(r"\d+|\D+")
 
 
 def in_order(prefixes: Iterable[str]) -> list[str]:
-    """Return the prefixes of layers in the order of the model: sorted by the numbers in them.
+    """Return the prefixes of layers in the order of the model: those that differ in a number are sorted by it.
 
     Args:
-        prefixes: the prefixes in the file's order. Prefixes that differ in more than numbers stay in this order.
+        prefixes: the prefixes in the file's order. Prefixes that differ in a word keep this order.
 
     >>> in_order(["layer.1.self", "layer.1.cross", "layer.10.self", "layer.2.self", "head"])
     ['layer.1.self', 'layer.1.cross', 'layer.2.self', 'layer.10.self', 'head']

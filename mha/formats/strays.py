@@ -19,13 +19,13 @@ SEPARATOR = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class Stray:
-    """An array that a layer seems to lack, because its name is misspelt in the file or because similar layers have it.
+    """An array that a layer seems to have lost: its name is misspelt in the file, or only similar layers have it.
 
     Attributes:
         prefix: the layer's prefix.
-        name: the full name of the array in the file.
-        meant: the name of the optional array that the layer lacks.
-        neighbour: the prefix of a similar layer that has the array `name`; None if `name` is a misspelling of `meant`.
+        name: the full name of an array in the file: the misspelt array, or the array that the similar layer has.
+        meant: the full name of the optional array that the layer lacks.
+        neighbour: the prefix of the similar layer; None if `name` is a misspelling of `meant`.
     """
 
     prefix: str
@@ -47,7 +47,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return a Stray for each array outside all layers whose name looks like a misspelling of one that a layer lacks.
+    """Return a Stray for each misspelt array: no layer reads it, and a layer lacks an array of nearly the same name.
 
     Args:
         layers: the layers in the file that have all required arrays.
@@ -103,8 +103,8 @@ def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[St
 def is_near(one: str, other: str) -> bool:
     """Return whether one name may be a misspelling of the other.
 
-    A misspelling has one letter changed, missing or surplus, or two adjacent letters exchanged, or several letters
-    changed, but fewer than half of each word between dots ("norm" is no misspelling of "proj").
+    A misspelling has one letter changed, missing or surplus, or two adjacent letters exchanged. It may have more
+    changed letters if they are fewer than half of the letters in each word: "norm" is no misspelling of "proj".
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)

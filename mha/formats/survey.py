@@ -38,7 +38,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: layout -> full names of its required arrays that the layer lacks, for the layouts that fit it best.
+        missing: each layout that fits best -> full names of the arrays that it requires and the layer lacks.
         there: the full names of the arrays that it has.
     """
 
@@ -69,8 +69,7 @@ class Survey:
         unseen: modules whose names look like attention, but whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, in the same order.
         passed_over: other files of weights beside this one, if the source was a folder.
-        strays: arrays that a layer in `layers` seems to have lost: a name in the file is nearly the array's name, or
-            another layer, whose prefix differs only in numbers, has the array.
+        strays: arrays that a layer in `layers` seems to have lost: misspelt in the file, or only in similar layers.
     """
 
     path: str
@@ -98,8 +97,8 @@ class Survey:
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
         """Raise SpecError if a chosen layer is incomplete; the message lists all such layers.
 
-        A layer also counts as incomplete if it lacks an optional array and the file has one of nearly that name. The
-        same holds if similar layers have that array, unless the layer is chosen by its prefix.
+        A layer without a required array is incomplete. A layer without an optional array is incomplete if the file has
+        an array of nearly that name or, with prefix=None, if similar layers have the optional array.
 
         Args:
             prefix: the prefix of the one chosen layer. Default: all layers.

@@ -28,7 +28,7 @@ MOST_GROUPED = 16
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """An array read as a matrix, with one of its axes as the input axis; or a vector.
+    """An array that may be a weight, read as a matrix (rows, inputs), or an array that may be a bias, a vector.
 
     Attributes:
         names: the names of the array and of its equal copies in the file.
@@ -56,7 +56,7 @@ class Source:
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Return the cumulative products of `row_shape`, without the product of all: {2, 6} for (2, 3, 4)."""
+        """Return the product of each leading part of `row_shape`, but not of all of it: {2, 6} for (2, 3, 4)."""
         return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
 
     @property
@@ -101,7 +101,7 @@ class Slice:
     def units(self) -> tuple[int, int, int]:
         """Return (number of equal blocks in the array, this projection's first block, number of its blocks).
 
-        With 2 query heads for each key head there are 4 blocks: 2 of queries, then 1 of keys and 1 of values. So the
+        With 2 query heads for each key head, queries fill blocks 0 and 1 of 4, keys block 2, and values block 3. So the
         keys have (4, 2, 1).
         """
         if self.group == 1:
@@ -116,13 +116,13 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Return a key that is equal for two Slices (projections in an array) that split the same array alike."""
+        """Return a dict key, equal for Slices of one array that is split in the same way (`kind`, `parts`, `group`)."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return int (heads, width): the row of each head's channels in the array; None if its axes don't split so.
+        """Return int (heads, width): the array's row for each channel of each head; None if its axes don't fit `heads`.
 
-        `heads`: how many. `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
+        `heads`: the number of heads. `order`: "hd" if rows are stored head by head, "dh" if channel by channel.
         """
         key = heads, order
         if key not in self._rows:
@@ -177,7 +177,7 @@ class Candidates:
             widths: the widths of the layer's inputs and output.
 
         Raises:
-            SpecError: no array has an axis of such a width.
+            SpecError: no array has an axis of one of these widths.
         """
         matrices: list[Source] = []
         vectors: list[Source] = []
@@ -204,7 +204,7 @@ class Candidates:
         return cls(matrices, vectors, zeros)
 
     def slices(self, role: str, width: int) -> Iterator[Slice]:
-        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) of `width` channels."""
+        """Yield every Slice (rows of an array) that could be the projection `role` ("q", ...) with `width` inputs."""
         for source in self.matrices:
             if source.inputs != width:
                 continue

@@ -66,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for each pair of value bias and output bias that fits; if no pair does, the closest alone."""
+        """Return a Fit for each fitting pair of value bias and output bias. If no pair fits, return the closest."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -122,7 +122,7 @@ def pieces(problem: Problem, each: int) -> Iterator[Problem]:
 
     Args:
         problem: the call, with its recorded output, weights and heads.
-        each: how many elements the largest array has for each pair of query and key.
+        each: the size of the largest array of the computation / (number of queries x keys): H for attention weights.
     """
     inputs, sizes = problem.inputs, problem.sizes
     row = max(1, sizes.key_len * each)
@@ -160,7 +160,7 @@ SHOWN = 6
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """Yield (hypothesis with the biases, vector) for each pair of a value bias and an output bias; None, None first.
+    """Yield (hypothesis with biases, vector) for each pair (value bias or None, output bias or None), both None first.
 
     The vector (Do,) is what both biases together add to every row of the output.
     """
@@ -185,7 +185,7 @@ def _same(a: Slice | None, b: Slice | None) -> bool:
 
 
 def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
-    """Return (the Slice of a vector that is probably the key bias, the reason); the Slice is None if none is likely."""
+    """Return (the likeliest key bias, as a Slice of a vector; the reason). The first is None if no vector is likely."""
     used = {(bias.source, bias.part) for bias in found.biases if bias is not None}
     free = [
         bias

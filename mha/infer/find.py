@@ -48,8 +48,8 @@ class Inference:
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
         exhausted: whether the search came to its end; False if time ran out.
-        more: how many further hypotheses seem as close, but were not judged, since there is a limit.
-        key_bias: (the likeliest key bias or None, why in words), if the output does not depend on a key bias.
+        more: how many further hypotheses the search found likely, but did not judge, since judgements are limited.
+        key_bias: (the likeliest key bias or None, the reason in words or ""). The output may not depend on this bias.
         candidates, observed: the possible matrices and biases, and the recorded call.
         seconds: how long it took.
     """
@@ -103,7 +103,7 @@ def infer(
     time_limit: float = 60.0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Inference:
-    """Return which arrays are the weights of the attention layer that was recorded.
+    """Return an Inference: which arrays are the weights of the attention layer that was recorded.
 
     Args:
         arrays: name -> array. The names are not interpreted, and there may be arrays of other layers among them.
@@ -260,13 +260,13 @@ NEAR = 30.0
 
 
 def with_rotary(found: Hypothesis, early: Sample, sample: Sample, candidates: Candidates) -> Iterator[Hypothesis]:
-    """Yield `found` with rotary positions, for each well-fitting form (which channels rotate as a pair) and base.
+    """Yield `found` with rotary positions: once for each form (which channels are a pair) and base with a small misfit.
 
     Args:
         found: a hypothesis without rotary positions.
-        early: queries at the first positions, where the base hardly matters; they choose the form.
-        sample: more queries; they choose the base.
-        candidates: the arrays among which a key bias is looked for; with rotary positions it changes the output.
+        early: queries at the first positions, where the base hardly matters, to choose the form by.
+        sample: more queries, to choose the base by.
+        candidates: the arrays to try as key bias, which has no effect on the output without rotary positions.
     """
     d = found.head_dim
     keys = (None, *candidates.biases(found.k)) if found.bq is not None else (None,)

@@ -34,7 +34,7 @@ class Hypothesis:
         scale: the scale of the scores in words, a key of SCALES.
         mask: the name of the mask, a key of `Observed.masks`.
         bq, bk, bv, bo: the biases; None if there are none.
-        rotary: rotary positions, which no array shows; None if there are none.
+        rotary: the settings of rotary positions, which are in no array; None without rotary positions.
     """
 
     q: Slice
@@ -99,7 +99,7 @@ class Hypothesis:
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return whether no two weights need the same rows of an array. Equal copies of an array count as several."""
+        """Return whether no two weights are the same rows of an array. They may be if the array has an equal copy."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 

@@ -34,8 +34,8 @@ class Observed:
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
         output: (B, Lq, Do).
-        masks: name in words -> possible mask. There is one, the recorded mask; or two, without and with the causal
-            mask, if the recording does not say whether the layer is causal.
+        masks: name in words -> possible mask. If the recording does not say whether the layer is causal, there are two:
+            without and with the causal mask. Else there is one, the recorded mask.
         dtype: the dtype that the layer computed in.
     """
 
@@ -66,8 +66,8 @@ class Observed:
     def usable_rows(self) -> list[tuple[int, int, int]]:
         """Return (item, query, number of keys) of each query that can be used.
 
-        A query can be used if it and its row of the output are finite, and each possible mask allows it a key in every
-        head. The number of keys is the smallest over all masks and heads.
+        A query can be used if it and its row of the output are finite, and if every head has an allowed key for it
+        under each possible mask. The number of keys is the smallest over all masks and heads.
         """
         counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
         fewest = np.min(counts, axis=0)  # (B, Lq)
@@ -76,13 +76,13 @@ class Observed:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Self:
-        """Return the Observed of a dict name (in NAMES) -> array. `keys` default to `queries`, `values` to `keys`.
+        """Return the Observed from a dict: name in NAMES -> array. `keys` default to `queries`, `values` to `keys`.
 
-        `dtype` (a string) is the dtype that the layer computed in; by default, that of `output`. All arrays must hold
-        numbers of that dtype, but may have a wider one (a bfloat16 layer's numbers may be in float32 arrays).
+        "dtype" (a string) is the dtype that the layer computed in. Default: the dtype of "output". Arrays may have a
+        wider dtype, such as float32 for a bfloat16 layer, but each number must be representable in the layer's dtype.
 
         Raises:
-            SpecError: an array is missing, unknown, does not fit the others, or holds numbers that `dtype` lacks.
+            SpecError: an array is missing, unknown, does not fit the others, or holds numbers that "dtype" lacks.
 
         >>> x = np.ones((1, 3, 4))
         >>> list(Observed.of({"queries": x, "output": x}).masks)
@@ -118,7 +118,7 @@ class Observed:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the Observed in an .npz or a safetensors file, whose arrays have names from NAMES ("queries", ...).
+        """Return the recorded call in an .npz or safetensors file, whose arrays have names from NAMES ("queries", ...).
 
         Raises:
             SpecError: there is no such file, it has another format, it is truncated, or it holds no recorded call.
@@ -139,7 +139,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def source_arrays(path: str | Path) -> dict[str, NDArray]:
-    """Return name -> array, for every floating-point array in a file of weights, an index of shards or their folder.
+    """Return name -> array, for the floating-point arrays of a file of weights, an index of shards or a folder.
 
     Raises:
         SpecError: there is no such file, it is not whole, it holds code, or its format is not known.

@@ -26,12 +26,12 @@ ORDERS: dict[Orders, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A set of possible projections (rows of arrays) whose sizes fit: every q can go with every k, v and o.
+    """A set of possible projections (rows of arrays): the sizes of any q, k, v and o of the set fit together.
 
     Attributes:
         q, k, v, o: the possible slices for each projection.
         group: query heads for each key head.
-        rarity: how unusual such a layer is; 0 for what frameworks do.
+        rarity: how unusual it is to store projections in this way; 0 if frameworks do it.
     """
 
     q: tuple[Slice, ...]
@@ -100,7 +100,7 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
 
 
 def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
-    """Yield every Reading (heads, orders, scale) of these families in a tier (0: what frameworks do; higher: rarer)."""
+    """Yield the Readings (heads, orders, scale) of rarity `tier` (0: what frameworks do) that the families allow."""
     for family in found:
         for heads in family.head_counts(num_heads):
             if observed.mask_heads not in (1, heads):

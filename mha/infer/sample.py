@@ -23,13 +23,13 @@ NOISE = 1e3
 
 @dataclass(eq=False)
 class Sample:
-    """A sample of n queries (rows), and all L keys of the batch items that have these queries.
+    """A sample of n queries (rows) from some batch items, and all L keys of these batch items.
 
     Attributes:
         q, y: (n, Dq) and (n, Do): inputs and outputs of the queries.
         k, v: (L, Dk) and (L, Dv); padding is 0.
         allowed: name of a mask -> bool (1 or H, n, L).
-        bias: name of a mask -> (1 or H, n, L), or None.
+        bias: name of a mask -> its bias (1 or H, n, L); None for a mask without bias.
         key: (L,) the position of each key in its item.
         positions: name of a mask -> (n,) the position of each query.
     """
@@ -79,7 +79,7 @@ class Sample:
         )
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
-        """Return (n or L, heads, width): inputs of `role` ("q", "k", "v"), projected by `rows` of `part`'s array."""
+        """Return (n or L, heads, width): the inputs `role` ("q", "k", "v") times these rows of the array of `part`."""
         key = part.source, role
         if key not in self._projected:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
@@ -139,7 +139,8 @@ def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
 def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int]]:
     """Return `count` rows (batch item, query) of different outputs, from the batch items with the fewest keys.
 
-    Batch items are added until there are enough rows, and then while all of them have at most `keys` keys in total.
+    Batch items are added until they have `count` rows. Further batch items are added only while the total number of
+    keys of the chosen batch items stays at most `keys`.
     """
     rows = [row for row in observed.usable_rows if row[2] > 1] or observed.usable_rows
     of_item = {item: max(row[2] for row in rows if row[0] == item) for item in {row[0] for row in rows}}
@@ -154,7 +155,7 @@ def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int
 
 
 def early_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
-    """Return up to `count` rows (batch item, query) that have the fewest keys, at least 2 for each row.
+    """Return up to `count` rows (batch item, query) with the fewest keys. Rows with fewer than 2 keys are left out.
 
     In rows with few keys, a wrong base of rotary positions changes the output least.
     """

@@ -71,7 +71,10 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return indices (n, misfit.ndim) of up to KEPT smallest misfits below the cutoff; of the least if none is."""
+        """Return the indices, as np.argwhere does, of the misfits below the cutoff: at most KEPT, the smallest.
+
+        If no misfit is below the cutoff, return the indices of the smallest misfit.
+        """
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -134,7 +137,7 @@ class Search:
         return sorted(readings(self.families, self.observed, self.num_heads, tier), key=unusual)
 
     def cost(self, tier: int) -> float:
-        """Return how many multiplications the search of a tier of hypotheses costs, roughly, overhead included."""
+        """Return roughly how many multiplications the search of a tier of hypotheses costs, overhead included."""
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
         for reading in self.readings(tier):
@@ -144,9 +147,10 @@ class Search:
         return total * len(self.observed.masks)
 
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
-        """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
+        """Return the ranking of one tier's hypotheses. Sets the attribute `timed_out` if time ran out before the end.
 
-        An expensive tier ends as soon as `is_found` returns True for its hypotheses with very small misfits.
+        In an expensive tier, each group of hypotheses with very small misfits is passed to `is_found` as soon as it is
+        there. The tier ends if `is_found` returns True.
         """
         ranking = Ranking()
         cost = self.cost(tier)

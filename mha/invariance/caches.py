@@ -44,14 +44,14 @@ class Cache:
     """A way to call a model step by step, with a state (such as a key-value cache) from one step to the next.
 
     Attributes:
-        said: the way in words.
+        said: a description of this way, in words.
         past: names of the arguments that take the state; () if the model keeps the state itself.
         places: for each name in `past`, the key path of the new state in the output; () if states change in place.
         asks: name -> value of further arguments of each call.
         begin: a function: Trial -> the first state; None if the first call gets no state.
         start: name of the argument for the position of the first token; None if there is none.
-        step: a function (tokens, state) -> (output, state), or the name of such a method; None: the model is called
-            with the arguments named above.
+        step: a function (tokens, state) -> (output, state), or the name of such a method. None means that the model
+            is called with the arguments named above.
     """
 
     said: str
@@ -69,7 +69,7 @@ class Cache:
     def feed(
         self, trial: Trial, x: Mapping[str, Given], state: Any, at: int, more: Mapping[str, Any] | None = None
     ) -> tuple[Answer, Any]:
-        """Return (output for the next tokens `x`, new state). `at`: position of the first; `more`: more arguments."""
+        """Return (output for the next tokens `x`, new state). `at`: position of `x`; `more`: further arguments."""
         if self.step is not None:
             main = next(iter(x.values()))
             own = isinstance(self.step, str)

@@ -41,9 +41,9 @@ VOCABULARIES = ("vocab_size", "num_embeddings", "n_vocab", "vocab")
 
 
 def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
-    """Return (the model, called with PyTorch's tensors if it needs them; a Template: how to call it).
+    """Return (a Live like `live`, which passes PyTorch's tensors if needed; a Template that says how to call it).
 
-    `inputs`: argument name -> array, or arrays in order; None: they are made here.
+    `inputs`: argument name -> array, or arrays in order. `inputs=None` means that arrays are made here.
 
     Raises:
         SpecError: no call that was tried works; the message has the first reason.

@@ -37,9 +37,9 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that calls `both`, and returns the first item of the result (model, inputs).
+    """A function that calls `both()`, which returns (model, inputs), and returns the model.
 
-    The attribute `inputs` has the inputs that the first call of `both` returned.
+    `inputs`: the inputs that an earlier call of `both` returned, to find out later whether others are this object.
     """
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
@@ -54,7 +54,7 @@ class Live:
 
     Args:
         model: the model; a module of linen must be bound to its variables.
-        make: a function that makes another model like it, if there is one.
+        make: a function that makes another such model; None if there is no such function.
 
     Raises:
         SpecError: `model` is no such model or function, or its parameters have no numbers.
@@ -267,7 +267,7 @@ class Live:
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """Return code lines that define `model` (`named`: MODULE:NAME), `t` (from NumPy arrays) and `n` (to NumPy)."""
+        """Return code lines that define `model` (`named`: MODULE:NAME), `t` (from NumPy) and `n` (to NumPy arrays)."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:
@@ -307,10 +307,7 @@ def named_as(model: Any) -> str:
 
 
 def with_tensors(live: Live) -> Live | None:
-    """Return a Live that calls the function in `live` with PyTorch's tensors; None if it is a model.
-
-    Return None too if PyTorch is not imported.
-    """
+    """Return a Live that calls the function in `live` with PyTorch's tensors; None for a model, or without PyTorch."""
     if live.hooks is not None or "torch" not in sys.modules:
         return None
     other = Live(live.model, live.make)

@@ -23,7 +23,7 @@ class Result:
         id, group, sentence: the relation.
         status: the verdict; "known" if the relation is broken in a way that the table of known deviations lists.
         reason: why the relation was not tested, or the id of the known deviation; else "".
-        apart: how far the results of the two calls are apart; None if they were not made.
+        apart: how far the results of the two calls are apart; None if no call was made.
         size: the size of the smallest inputs that break the relation; if it holds, the size of the whole inputs.
         code: the two calls as code to paste; "" if the relation holds.
         seconds: duration of the test.

@@ -55,8 +55,8 @@ def invariants(
     One such pair is decoding with a cache, and a call with the whole sequence.
 
     Args:
-        model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
-            arrays.
+        model: a layer or a model of PyTorch, Keras, Flax (a linen module must be bound to its variables) or Gluon, or a
+            function of arrays.
         inputs: the model's arguments, by name or in order; the first one has shape (batch, length, ...).
             Default: inputs that are made from the model's signature and config.
         make: a function without arguments that made the model, for the code that is printed.
@@ -92,7 +92,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return all relations to test on a model; those on masks (or switches) once for each argument of that kind."""
+    """Return all relations to test on a model. Those on masks, or bool options, are repeated for each such argument."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]
@@ -305,7 +305,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """Return (L, L): at [i, j] the change of output i with input j / the largest output. `more`: more arguments."""
+    """Return (L, L): [i, j] is (change of output i if input j changes) / (largest output). `more`: more arguments."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -335,7 +335,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Return whether `found`, a result of `influence`, is that of a causal model: inputs change few earlier outputs.
+    """Return whether `found` (from `influence`) is causal: under half of the entries above its diagonal are nonzero.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)
@@ -351,7 +351,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """Return two names, each or None: of an argument that makes calls causal, and of one that should but does not."""
+    """Return (argument that makes calls causal, argument that should but does not): two names, each may be None."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

@@ -83,7 +83,10 @@ class Template:
 
 @dataclass(frozen=True)
 class Answer:
-    """An output of a call: `raw`; `arrays` in it by key path; the main array `out`; `text`, its name in the code."""
+    """The output of a call: `raw` as the model returned it, `arrays` in it by key path, and the main array `out`.
+
+    `text`: the name of the output in the printed code.
+    """
 
     raw: Any
     arrays: Mapping[Place, Any]
@@ -115,7 +118,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return name -> input sequence, cut to positions [start:stop] and batch `items`. Default: to `self.size`."""
+        """Return name -> input sequence, cut to positions [start:stop] and batch `items`, by default to `self.size`."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
@@ -183,7 +186,7 @@ class Trial:
         return self.kept[key]
 
     def beside(self, x: Mapping[str, Given], more: Container[str] = ()) -> dict[str, Any]:
-        """Return the template's further arguments, cut to the sequences' size; those named in `more` are not cut.
+        """Return the template's further arguments. All but those named in `more` are cut to the sequences' size.
 
         Raises:
             CantBeAsked: the sequences begin after position 0, and it is unknown which part of a mask fits them.
@@ -222,7 +225,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Return the output for exactly these arguments, of the model or of the function `by` (`text` in the code)."""
+        """Return what the model, or the function `by` (named `text` in the code), returns for these arguments only."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"

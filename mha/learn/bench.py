@@ -54,7 +54,8 @@ class Place:
     """A test case of an exercise, with its right answer.
 
     Attributes:
-        case, problem, state: the case, its call of attention, and all results of the reference in this call.
+        case, problem: the case, and its call of attention.
+        state: the results of all steps of the reference in this call.
         arguments: the arguments of the learner's function, in their order.
         wanted: the arrays that the function must return.
         allowed: the allowed error of each element of `wanted`.
@@ -105,7 +106,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """Return the function's results if `steps` (name -> function of the State) replace the right steps."""
+        """Return the exercise's results with some steps replaced. `steps`: step name -> function: State -> result."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
@@ -125,5 +126,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, for bool arrays too; 0 where both are NaN or the same inf, inf where only one is."""
+    """Return |array - wanted|, also of bool arrays. Two NaN or two equal infs give 0; a NaN or inf alone gives inf."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

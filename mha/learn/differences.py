@@ -52,7 +52,7 @@ class Pair:
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
-        """Return letter -> size, such as "L" -> 5, for the axes of the array and of the arguments; none of size 1."""
+        """Return letter -> size ("L" -> 5) for axes longer than 1, of the array and of the function's arguments."""
         letters = letters_of(self.value, self.right.ndim)
         found = sizes_of(self.arguments, self.place) | dict(zip(letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
@@ -88,7 +88,7 @@ def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list
 
 
 def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return how the answers follow from the right ones in all cases, such as "it is the right one times 2", or ""."""
+    """Return in words how the learner's `answers` follow from the right ones in every case ("times 2"), or ""."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         if not pairs:
@@ -193,7 +193,7 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
 
 
 def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence on where the wrong numbers are that is true of all cases; "" if none is."""
+    """Return a sentence that says for all cases where the wrong numbers are; "" if no sentence holds for all."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()

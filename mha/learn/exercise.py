@@ -24,9 +24,9 @@ class Value:
     Attributes:
         name: its name in the signature and in messages.
         about: its dtype and shape, as text for the exercise's docstring.
-        source: the name of the reference's step whose result it is; or a function that reads it from the results of
-            all steps. Default: no step.
-        part: a function that takes the needed part of the step's result. Default: all of it.
+        source: the name of the reference's step whose result is the value, or a function: results of all steps -> the
+            value. Default: the value is not computed.
+        part: a function: the step's result -> the needed part of it. Default: all of it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Exercise:
         task: what to write, in a sentence or two.
         arguments: the function's arguments.
         rules: ids of the rules of attention (in `mha_core.reference.rules`) that the exercise is about.
-        advice: the text of a hint if no mistake can be named, in the words of the lessons. Default: the rules.
+        advice: what a hint says, in the words of the lessons, if the mistake is unknown. Default: the rules.
         dialect: the framework that the function is written in.
     """
 
@@ -91,11 +91,11 @@ class StepExercise(Exercise):
         returned: the arrays that the function returns.
         covers: the steps that the function does, in their order. Default: those whose results it returns.
         cases: the test cases, the easiest first: ids of cases in the test suite, or new cases.
-        tiny: cases that can be followed by hand. If no bug explains a wrong answer, the hint shows one that fails.
-        also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
+        tiny: cases that can be followed by hand. The hint shows a failing one if no bug explains a wrong answer.
+        also: ids of bugs in steps before `covers` that a learner can still make, such as a mask that is ignored.
         never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
-        drawn: a function: a number -> a new case. A file that is right in all cases is judged by such a case too, so
-            that a table of answers does not pass. Default: the first case with other numbers.
+        drawn: a function: a seed -> a new case. A file must be right in such a case too, so that a table of answers
+            does not pass. Default: a function that draws new inputs for the first case.
         source: the name of the exercise that this one translates; "" if it is no translation.
         function_name: the name of the function. Default: that of the exercise.
     """
@@ -117,7 +117,7 @@ class StepExercise(Exercise):
 
     @property
     def broadcasts(self) -> bool:
-        """Return whether any shape that broadcasts to the right one is accepted, as it is if the answer is a mask."""
+        """Return whether the answer is a mask; any shape that broadcasts to the right shape is then accepted."""
         return self.covers == ("allowed",)
 
     @property
@@ -153,7 +153,7 @@ class CatchExercise(Exercise):
     Args:
         bug: the id of the bug.
         shown_by: the id of a case whose result this bug changes, for the last hint.
-        target: how many of all known bugs must change the call's result.
+        target: the least number of known bugs, the hidden one included, that must change the call's result.
     """
 
     bug: str
@@ -175,7 +175,7 @@ class LayerExercise(Exercise):
         own: further cases, which are not in the test suite.
         alone: whether `first` and `own` are the only cases.
         has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
-        code: the code that its file begins with.
+        code: the code at the beginning of the exercise's file.
         tiny: a call that can be followed by hand; the file shows its numbers.
         returned: the arrays that a call returns.
     """
@@ -220,8 +220,8 @@ class NumbersExercise(Exercise):
 
     Args:
         intervals: the calls, each with the interval of its result. The file shows the first one.
-        drawn: a function: a number -> further calls with their intervals.
-        mistakes: (a sentence on a mistake, a function: arguments of a call -> the approximate result of the mistake).
+        drawn: a function: a seed -> further calls, each with the interval of its result.
+        mistakes: pairs (sentence on a mistake, function: arguments of a call -> approximate result with the mistake).
     """
 
     intervals: tuple[Interval, ...]
@@ -229,7 +229,7 @@ class NumbersExercise(Exercise):
     mistakes: tuple[tuple[str, Callable[..., float]], ...] = ()
 
     def explained(self, numbers: Sequence[float], calls: Sequence[Interval]) -> str:
-        """Return the sentence on a mistake that gives about `numbers` (the learner's results) in `calls`, or ""."""
+        """Return the sentence on the mistake whose results in `calls` are close to the learner's `numbers`, or ""."""
         for words, about in self.mistakes:
             beside = [(number, about(*call.arguments), call) for number, call in zip(numbers, calls, strict=True)]
             if all(abs(n / made - 1.0) <= (call.high - call.low) / (call.high + call.low) for n, made, call in beside):

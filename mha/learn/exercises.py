@@ -78,7 +78,7 @@ def in_order(one: Exercise) -> tuple[int, int, int, int]:
 
 
 def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercise]:
-    """Return the exercises in the tracks `only`: first those of the course, then track by track. "course" is a track.
+    """Return the exercises in the tracks `only`, sorted by `in_order`. "course" in `only` stands for the course.
 
     >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
     ['cut-heads', 'head-importance']

@@ -20,7 +20,7 @@ Compared: TypeAlias = tuple[NDArray, NDArray, NDArray]
 
 
 def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
-    """Return a sentence on a wrong shape, and the change (such as a transpose) that makes it right in all cases.
+    """Return a sentence on a wrong shape, with the change (such as a transpose) that corrects it in all cases.
 
     Args:
         compared: (returned array, right array, allowed error) of each case with a wrong shape.

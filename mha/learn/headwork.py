@@ -43,7 +43,7 @@ ENOUGH = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained layer with two calls: on one the learner measures head importance, the other judges the result."""
+    """A trained layer with two calls: the learner measures head importance on one, and is judged on the other."""
 
     name: str
     measured: Problem
@@ -95,9 +95,9 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Return the mean cosine similarity of the layer's outputs with all heads and without the least important heads.
+    """Return the mean cosine similarity between outputs with all heads and outputs without the least important heads.
 
-    The mean is taken over words, and over the numbers of removed heads in REMOVED.
+    The mean is over the words (queries) of the sentences, and over the counts of removed heads in REMOVED.
     """
     order = np.argsort(importance, kind="stable").tolist()
     return float(np.mean([_cosine(one, frozenset(order[number:])) for number in REMOVED]))
@@ -146,7 +146,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return a score of importances, an array (H,) for each layer: 0 if random, 1 if as good as those of `left_out`."""
+    """Return a score of `importances`, (H,) per layer: 0 for random numbers, 1 for the numbers of `left_out`."""
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))

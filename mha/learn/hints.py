@@ -56,7 +56,7 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """A hint: its text, and the next level with more to say (`deeper`); None if there is none."""
+    """A hint: its text, and the next level that says more (`deeper`, None if no level does)."""
 
     text: str
     deeper: int | None
@@ -83,7 +83,7 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
 
 
 def solved(exercise: Exercise, framework: str) -> str:
-    """Return a short right answer with its imports, and that in `framework` if the exercise is translated into it."""
+    """Return a short right answer with imports; then one in `framework`, if the exercise has a translation into it."""
     if isinstance(exercise, CatchExercise):
         return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
     shown = [exercise]
@@ -128,7 +128,7 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
     """Return in words what is wrong with a learner's function; if unknown, the smallest case that fails, with numbers.
 
     A wrong shape or dtype is named first, then arguments without effect, then a cause that explains every case, then
-    the place of the wrong numbers. `folder` has the learner's file, which is run again; `folder=None`: it is not.
+    the place of the wrong numbers. `folder` has the learner's file, to run it again. `folder=None`: no run.
     """
     answers = verdict.answers
     if verdict.form:

@@ -130,7 +130,7 @@ def _number_of(path: str) -> int:
 
 
 def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
-    """Return an Attempt (answers, or a problem): the learner's file is run on `places` in its framework's process."""
+    """Run a learner's file on the cases `places`. Return an Attempt: the answers, and why a case failed, if one did."""
     asked = Asked(
         path,
         exercise.function,
@@ -144,7 +144,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """Return the Verdict on the answers `tried` to the cases `there` (default: the exercise's); shapes come first."""
+    """Return the Verdict on the answers `tried`; wrong shapes are reported first. `there`: a Bench with the cases."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
@@ -168,7 +168,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
 
 
 def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
-    """Return the array, broadcast to the shape of `wanted` if the exercise accepts such shapes."""
+    """Return `array`, broadcast to the shape of `wanted` if the exercise accepts arrays that broadcast to it."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
             return np.broadcast_to(array, wanted.shape)

@@ -49,7 +49,8 @@ class Change:
 
     Attributes:
         argument: the name of the argument.
-        what: which numbers change, and how much: the constant ALL, GIVEN, BELOW, BEYOND, ROUNDED or MOVED.
+        what: the numbers that change: "all"; a number other than None ("given"); those "below" 0; those "beyond" the
+            first item and head; or all by a little, 2**-36 ("rounded") or 2**-18 ("moved") of their size.
         number: the index of the case among the exercise's cases.
         place: the case with the changed argument and the right answer to it.
     """
@@ -132,10 +133,9 @@ def _other_arrays(given: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tuple[str, ...]:
-    """Return a sentence on each argument that the answer does not depend on, or that is rounded to float32.
+    """Return sentences on arguments that do not change the answer, or that the learner's function rounds to float32.
 
     Args:
-        exercise: the exercise.
         answers: what the learner's function returned in each case.
         run: a function that runs the learner's function on further cases.
     """
@@ -229,9 +229,9 @@ SOUGHT = -np.unique([*range(0, 100_000, 125), *_WRITTEN])
 
 
 def fills(exercise: StepExercise, run: Run) -> tuple[Candidate, ...]:
-    """Return (sentence, function) for two mistakes: a finite number replaces masked scores, or is added to them.
+    """Return two pairs (sentence on a mistake, function with this mistake); () if the answers fit neither.
 
-    The functions make the mistakes. The number follows from the ratio of the learner's weights of two keys, one masked.
+    A finite number replaces masked scores, or is added to them. The number is computed from the learner's answers.
     """
     if exercise.parameters != ("scores", "allowed") or exercise.covers != ("weights",):
         return ()

@@ -44,7 +44,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return step name -> the function that a bug puts in its place, for the steps that the exercise asks for."""
+    """Return step name -> wrong function, for the steps of the exercise that one of the bugs changes."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -86,9 +86,9 @@ class Found:
     """A result of `explained`: the bugs that explain the answers of a learner's function.
 
     Attributes:
-        explanations: alternatives, each of one bug, or of two if no single bug explains all answers.
-        unknown: the number of wrong rows that are not explained, because two bugs change the same step there, and can't
-            be run together. 0 if everything is explained.
+        explanations: alternatives, each of one bug, or of a pair of bugs if no single bug explains all answers.
+        unknown: the number of wrong rows that a pair leaves unexplained: both of its bugs change the same step, and
+            both change these rows. 0 if everything is explained.
         rows: the number of all wrong rows; 0 if everything is explained.
     """
 
@@ -199,8 +199,8 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
     """Return a bool array, True where a bug's array and a learner's (`other`) are equal within rounding.
 
-    Errors somewhat above `allowed` are accepted, since that bound was computed without the bug. Unless `strict`, an
-    element of `other` may also be NaN if the same row (last axis) of `array` has a NaN anywhere.
+    Errors somewhat above `allowed` are accepted, since that bound was computed without the bug. If `strict` is False, a
+    NaN in `other` is also accepted wherever the same row (last axis) of `array` has any NaN.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))
@@ -217,8 +217,8 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """Return the sentences on mistakes that together explain all wrong rows; () if there are none.
 
-    A candidate is a sentence on a mistake, and a function that makes it. It counts if the learner's function returns
-    the same in every row where that function is wrong. Sentences that explain the most rows come first.
+    A candidate is a pair (sentence on a mistake, function with this mistake). The sentence counts if the learner's
+    answer equals the function's in each row that the mistake changes. Sentences on the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]
@@ -243,7 +243,7 @@ def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Ite
 
 
 def other_shape(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """Return the sentence of the first candidate (sentence, function) that gives these answers and shapes, or ""."""
+    """Return the sentence of the first candidate (sentence, function) whose function returns these `answers`, or ""."""
     places = bench(exercise).places
     for words, function in candidates:
         given = [(np.asarray(function(*place.arguments)),) for place in places]

@@ -55,7 +55,7 @@ class Progress:
         return f"{self.right} of {len(self.verdicts)} right{minutes}: {tracks}"
 
     def next(self) -> Verdict | None:
-        """Return the first exercise that is begun but not right, else the first not begun; None if all are right."""
+        """Return the Verdict on the next exercise to do: a begun one, or else a new one. None if all are right."""
         left = [verdict for verdict in self.verdicts if verdict.status not in ("right", "can't run")]
         begun = [verdict for verdict in left if verdict.status != "to do"]
         return next(iter([*begun, *left]), None)
@@ -64,7 +64,7 @@ class Progress:
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
     """Return the exercise to do after `exercise`, from those of `there` that are not begun; None if all are begun.
 
-    After an exercise of the course, or one that writes a lesson's class, the course's exercises come first.
+    If `exercise` is of the course or on its layer class ("class-in-torch"), the other ones of the course come first.
     """
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
@@ -95,7 +95,7 @@ def as_list(verdicts: Iterable[Verdict]) -> Iterator[dict[str, object]]:
 
 
 def to_json(folders: dict[str, Progress], mistakes: Sequence[Mistake] = ()) -> dict[str, object]:
-    """Return the JSON value that `mha learn check --json` and `class --json` write; only `class` has mistakes."""
+    """Return the JSON value that `mha learn check --json` and, with `mistakes`, `mha learn class --json` write."""
     found = [
         {"folder": name, "right": progress.right, "results": list(as_list(progress.verdicts))}
         for name, progress in folders.items()

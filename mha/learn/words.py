@@ -95,7 +95,7 @@ def widths_of(problem: Problem) -> str:
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """Return a name for each of the value's axes: its letter in `value.about` or, without one, its number as str."""
+    """Return a name for each axis: its letter in the shape that `value.about` names, or else its index, such as "0"."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):
@@ -127,7 +127,7 @@ def sizes_in(problem: Problem) -> dict[str, int]:
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
-    """Yield (formula of one or two sizes as text, function that computes it from a dict letter -> size).
+    """Yield (formula of one or two of the letters as text, function that maps a dict letter -> size to its value).
 
     >>> [words for words, _ in of_sizes("d")]
     ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']
@@ -158,7 +158,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """Return a case as text: arguments, returned and right arrays; of a large array only the row at index `row`."""
+    """Return a case as text: arguments, returned and right arrays; of large arrays, only the row at index `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

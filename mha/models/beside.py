@@ -102,9 +102,9 @@ def heads_beside(source: Path) -> Callable[[str], int | None]:
 def of_other_file(source: Path) -> str:
     """Return in words why the config beside a file of weights belongs to another file; "" if it belongs to `source`.
 
-    The config belongs to the files that transformers loads with it (`MODEL_FILES`, in any precision): the one file of
-    the model or, if that is missing, the index and all its shards. If the folder has none of these, the config belongs
-    to the only file of weights in it.
+    The config belongs to the files that transformers loads with it (`MODEL_FILES`, in any precision). These are the
+    model's one file, or an index with its shards if there is no such file. If the folder has neither the file nor an
+    index, the config belongs to the only file of weights in it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:

@@ -64,7 +64,7 @@ def read_config(said: Mapping[str, Any]) -> Any:
     """Return the config object that transformers makes of `said`, the content of a decoder's config.json.
 
     Raises:
-        SpecError: the content has a key that the config's class lacks or changes, or a value that the class refuses.
+        SpecError: the content has a key that the class lacks, or a value that the class refuses or reads as another.
     """
     import transformers
     from transformers import AutoConfig

@@ -42,7 +42,7 @@ class Family:
         where: a regular expression for the prefixes of the attention layers, with "." between names.
         settings: the settings of a config that change the arithmetic, in words for the documentation.
         scale: (config, prefix, head width) -> the factor of the scores; None means 1 / sqrt(head width).
-        causal: (config, prefix) -> whether the model calls this layer causally; None means that it calls none so.
+        causal: (config, prefix) -> whether the model calls this layer causally; None means that no layer is causal.
         head_keys: the keys of a config from which the family's classes read the number of heads. "{side}" stands for
             "encoder" or "decoder", as the prefix says.
     """

@@ -61,7 +61,7 @@ class Neighbours:
 
 
 def refuse_unknown(names: Sequence[str], prefix: str) -> None:
-    """Raise SpecError if there are unknown arrays `names` in the layer at `prefix`; the message guesses meanings."""
+    """Raise SpecError if `names`, the unknown arrays in a layer, is not empty; the message guesses their meanings."""
     if not names:
         return
     options = " ".join(f"--leave '{shown(name)}'" for name in names[:MOST_NAMED])

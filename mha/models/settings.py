@@ -23,7 +23,7 @@ class Reviewed:
 
     Attributes:
         keys: the keys, separated by spaces.
-        why: the reason; or, if only some values are harmless, the end of a message that names these values.
+        why: the reason. If only some values are harmless, `why` names these values, as the end of a message.
         fits: (value, config) -> whether the value is harmless. Default: every value is.
     """
 
@@ -171,7 +171,7 @@ def strange_setting(config: Mapping[str, Any], name: str) -> str:
     """Return a sentence about the first key of a config that may change what attention computes; "" if none does.
 
     Args:
-        config: the content of config.json. A head_dim is harmless if it is hidden_size / num_attention_heads.
+        config: the content of config.json. In the second example, only head_dim=4 would be harmless, which is 12 / 3.
         name: its `model_type`, one of `mha.models.families.MODEL_TYPES`.
 
     >>> strange_setting({"hidden_size": 12, "pooler_type": "first", "soft_cap": 30.0}, "bert")

@@ -89,8 +89,8 @@ class About:
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names to ignore: of arrays below a layer's prefix that are not in its layout, of other arrays
-            that a model of the config's type does not have, and of files in the folder.
+        leave: patterns of names to ignore. They can name arrays below a layer's prefix that are not in its layout,
+            other arrays that a model of the config's type does not have, and files in the folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
@@ -313,7 +313,7 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_h
     Args:
         unsettled: prefix of a layer -> why its arithmetic is not known.
         command: the command line that was given, which the message extends.
-        needs_heads: whether moving a layer needs --num-heads, because the file does not tell it.
+        needs_heads: whether moving a layer needs --num-heads, because the file does not tell the number.
     """
     moved = "--moved --num-heads H, since nothing here says how many there are" if needs_heads else "--moved"
     prefix, why = next(iter(unsettled.items()))

@@ -59,7 +59,7 @@ class Mask:
     attend: bool = True
 
     def where(self, attend: bool) -> str:
-        """Return the mask's code with True for "may attend" if `attend`, else for "ignore"; `~` inverts it."""
+        """Return the mask as code. True in it means "may attend" if `attend` is True, and else "ignore"."""
         if attend is self.attend:
             return self.text
         tree = _tree(self.text)
@@ -104,8 +104,8 @@ class Lack:
 
     Attributes:
         words: what is missing, and what to use in its place.
-        shown_by: a Python expression that is True if the installed release lacks the concept. It may call `names`
-            (callable -> names of its arguments) and `before` ((package, release) -> whether an older one is installed).
+        shown_by: a Python expression that is True if the installed release lacks the concept. It may use two functions:
+            `names(function)` gives the argument names, `before(package, release)` whether an older one is installed.
     """
 
     words: str

@@ -44,13 +44,13 @@ def verdict(found: Mapping[str, Sequence[float]]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """Return in words how far a framework's layer is from the reference in a concept's code; "" if not measured."""
+    """Return in words how far the result of a concept's code is from the reference; "" if this was not measured."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """Return the concepts (topics of the phrase book) with these names or words in their headings; all if none given.
+    """Return concepts (topics of the phrase book) by their names, or by words in their headings. Return all for [].
 
     Raises:
         SpecError: there is no such concept.
@@ -72,7 +72,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """Return lines of code that show a concept, such as "padding", in a framework's attention; [] if it has none."""
+    """Return lines of code that show a concept, such as "padding", in a framework's attention; [] if there are none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -85,7 +85,10 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return a text beside the code for a concept, such as "padding", or on what the framework lacks for it."""
+    """Return the text that is printed with the code for a concept, such as "padding"; "" for no text.
+
+    If the framework lacks the concept, the text says what is missing.
+    """
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -99,7 +102,7 @@ def listing() -> Iterator[str]:
 
 
 def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
-    """Yield lines that show the concepts `asked` (default: all) in two frameworks, and code that moves parameters."""
+    """Yield lines that show the concepts `asked` (if empty: all) in two frameworks, and code that moves parameters."""
     concepts = concepts_of(asked)
     yield f"{old.path} -> {new.path}"
     yield f"Arrays: {ARRAYS}"
@@ -127,7 +130,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """Yield the lines of code that move parameters from `old` to `new`, and a line on the error of the moved layer."""
+    """Yield the lines of code that move parameters from `old` to `new`, and a line on the resulting layer's error."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"
@@ -137,7 +140,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """Yield a line after `margin` for each known deviation, except those of other versions than the installed one."""
+    """Yield a line, indented by `margin`, for each known deviation, except those of versions that are not installed."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

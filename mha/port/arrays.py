@@ -39,8 +39,8 @@ class LoadedArrays:
     """A record of which array in a file each parameter of a loaded model comes from.
 
     Attributes:
-        held: name of a parameter -> name of the array in the file from which it was cast. If a parameter joins several
-            arrays, `held` has the name of each of these arrays instead, as key and as value.
+        held: name of a parameter -> name of the array in the file from which it was cast. A parameter that joins
+            several arrays is not a key. Instead, each of these arrays has an entry: its name -> the same name.
         unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
         drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
         left: names of the arrays and files that the user said to ignore.
@@ -95,7 +95,7 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
     Args:
         files: name of an array -> the file that holds it.
         folder: the model's folder.
-        leave: patterns of names to ignore: of arrays that the model lacks, and of files.
+        leave: patterns of names to ignore. They can name arrays that the model lacks, and files.
 
     Raises:
         SpecError: a parameter that the embeddings depend on is missing in the files, is there twice, or has other
@@ -144,8 +144,7 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
 def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
     """Return which arrays a decoder's parameters come from, after checking that the numbers are equal.
 
-    Args:
-        model, files, folder, leave: as for `check_arrays`.
+    Arguments: as for `check_arrays`.
 
     Raises:
         SpecError: a parameter is missing in the files, is there twice, or has other numbers; the files have an array

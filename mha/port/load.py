@@ -123,7 +123,7 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """Raise SpecError if there are `names` of parameters that are missing in the file, and so have random numbers."""
+    """Raise SpecError if `names` is not empty: the names of parameters that are random because the file lacks them."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 

@@ -114,7 +114,7 @@ class PortReport:
             not loaded from files.
         coverage: which of the modules that look like attention made calls that were recorded.
         unread: name of a module -> why its attention function could not be replaced by a backend's.
-        rows_without_key: how many queries are fully masked, and so not compared in the model's own calls.
+        rows_without_key: how many queries in the model's own calls were not compared, because they are fully masked.
         failed: name of a backend -> why it computed nothing.
         diagnoses: ORIGINAL or a backend with wrong numbers -> the first wrong array and the bug that explains it.
         versions: ORIGINAL or backend -> package -> version.

@@ -94,10 +94,10 @@ class ProjectedLayer:
         others: all recorded layers of the same model.
 
     Attributes:
-        taken: the interpretation of a call with the smallest error, if the reference confirmed none; else None.
+        taken: if the reference confirmed no interpretation of a call, the one with the smallest error; else None.
         differs: whether a call was refused because the reference gives other numbers. (If `sure`, the call is recorded
             all the same, with a note of doubt.)
-        elsewhere: whether a call was refused that might be recorded at the layer's attention function instead.
+        elsewhere: whether the layer was refused, but its attention function's calls might be recorded instead.
         told: whether the message of a refusal already says what to do.
         idle: the names of arguments that look like masks but had no effect in a call.
         without_key: how many output rows are NaN because every key is masked; they were not compared.

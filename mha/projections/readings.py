@@ -69,9 +69,9 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def without_key(call: ReadCall) -> tuple[ReadCall, int]:
-    """Return (the call with the reference's output in rows that are fully masked and NaN, number of these rows).
+    """Return (the call with its NaN rows of fully masked queries replaced by the reference's, number of these rows).
 
-    The reference gives such a row the output projection's bias; a softmax over -inf alone gives NaN.
+    A softmax over -inf alone gives NaN in such a row; the reference gives the output projection's bias.
     """
     given = call.outputs["output"]
     rows = np.isnan(given).all(axis=-1)

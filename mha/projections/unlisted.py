@@ -140,7 +140,7 @@ class Unlisted:
 
     @property
     def as_they_are(self) -> str:
-        """Return how to record a layer that was refused because the reference gives other numbers; "" if none was."""
+        """Return advice on recording a layer that was refused because the reference gave other numbers; "" if none."""
         name = next((layer.name for layer in self.layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""

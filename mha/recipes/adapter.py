@@ -51,7 +51,7 @@ class RecipeAdapter:
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
         """Return a context whose value is an adapter for this one layer.
 
-        If attention and output projection are separate submodules (BERT), it also records the attention's calls.
+        If attention and output projection are separate submodules (BERT), the context notes their calls for `read`.
         """
         site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:
@@ -61,7 +61,7 @@ class RecipeAdapter:
             yield own
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Return one call as a ReadCall: the last one recorded inside the layer, else the layer's own."""
+        """Return one call of the layer as a ReadCall, from the submodules' calls if `watching` noted them."""
         seen = self.seen[-1] if self.seen else None
         self.seen.clear()
         if isinstance(seen, SpecError):

@@ -52,7 +52,7 @@ def judge_trace(trace: Trace, wanted: Expected, dtype: str) -> Judgement:
 def judge_recorded(
     problem: Problem, wanted: Expected, dtype: str, left_out: NDArray[np.bool_] | None = None
 ) -> Judgement:
-    """Return the Judgement (errors) of recorded outputs. `left_out`: bool (B, H or 1, Lq), True at rows left out."""
+    """Return the Judgement (errors) of recorded outputs. `left_out`: bool (B, H or 1, Lq), True at rows to skip."""
     stages: dict[str, Any] = dict(problem.recorded)
     if left_out is not None:
         for name, array in problem.recorded.items():

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, dict[str, list[Problem]]]:
-    """Run `call` and record the calls of the layers `sites` that it makes.
+    """Run the function `call`. Record each call of a layer in `sites` during this run.
 
     Returns:
         (result of `call`, name of a layer -> its calls, in order). The `recorded` of each Problem holds the arrays

@@ -20,9 +20,9 @@ def mask_of(
 ) -> AttentionMask:
     """Return the AttentionMask that equals the mask argument of a transformers module.
 
-    In a float mask, -inf and the lowest number of the dtype exclude a key. Any other number is a bias, -10000 too. In a
-    row in which every key is excluded, the lowest number is a bias: it swallows all scores, so that softmax gives the
-    mean over all values.
+    In a float mask, -inf and the lowest number of the dtype exclude a key. Any other number is a bias, -10000 too. An
+    exception: in a row without any other number, the lowest number is a bias too. It swallows all scores, so that
+    softmax gives the mean over all values.
 
     Args:
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.

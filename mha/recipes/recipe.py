@@ -38,7 +38,7 @@ class Recipe:
         summary: what is special about the family, in a line.
         classes: the class names of its attention modules; their code is the same except for names.
         model_types: the `model_type` of configs of models that have such layers.
-        layouts: the name of a module's layout (how arrays are packed); then that of cross-attentions, if it differs.
+        layouts: names of layouts (how arrays are packed), one for all modules, or two if cross-attention differs.
         heads: the attribute with the number of heads, in the submodule at `core`.
         dropout_key: the key of a model's config for the dropout of the attention weights.
         out: the path of the output projection in a module.
@@ -47,7 +47,7 @@ class Recipe:
         other_mask: the argument that holds the mask of a cross-attention.
         cache: the argument that holds the cache.
         place: the attribute, in the submodule at `core`, with the layer's index in the cache.
-        repeated: a function: module -> whether its cache repeats grouped keys for every query head.
+        repeated: a function: module -> whether the module's cache holds a copy of a key head for every query head.
         only: the attention implementation that a module always runs; "" if its config says which one.
         needs_mask: whether the implementation "eager" can't be called without a mask.
         scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
@@ -117,7 +117,7 @@ def part(module: Any, path: str) -> Any:
 
 
 def setting(core: Any, name: str, default: Any = None) -> Any:
-    """Return the attribute `name` of an attention module; if it has none, that of its config; else the default."""
+    """Return the attribute `name` of an attention module or, if it is missing, of its config; else the default."""
     return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 

@@ -20,17 +20,17 @@ def recipe_for(module: Any) -> Recipe | None:
 def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
     """Return the attention layers of a live model for which there is a recipe, in the model's order.
 
-    Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
+    Modules that look like attention but have no recipe are named in a warning (`mha.coverage.UnreadWarning`).
 
     Args:
         model: a PyTorch module of transformers, or one that contains some; in any mode and dtype, on any device.
-        strict: whether other modules that look like attention are an error.
+        strict: whether a module that looks like attention but has no recipe is an error.
         probe: whether to check, by a few small calls, that each layer computes what its recipe says. A hook, a replaced
             forward or an adapter (LoRA) can change that. The calls run hooks; the model is left as it was.
 
     Raises:
-        SpecError: no layer has a recipe; with `strict`, other modules look like attention; or, unless probe=False, a
-            layer computes something else or can't be run (as on the meta device).
+        SpecError: no layer has a recipe; with `strict`, some attention module has none; or, unless probe=False, a layer
+            computes something else than its recipe says or can't be run (as on the meta device).
     """
     sites, found = survey(model, probe=probe)
     if strict:

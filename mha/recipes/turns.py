@@ -17,13 +17,13 @@ class Turn:
 
     Attributes:
         interleaved: True if channels (2 k, 2 k + 1) are a pair; False for (k, k + r / 2).
-        doubled: order of the tables' last axis, where each number is twice: "halves" (a b a b) or "pairs" (a a b b).
+        doubled: how the tables' last axis holds each number (a, b) twice: "halves" (a b a b) or "pairs" (a a b b).
         acts: module -> whether it has rotary positions; some layers of a model may not.
         backwards: whether a module rotates by the negative angles.
-        patches_alone: whether tables of n positions rotate only the last n tokens.
+        patches_alone: whether only image patches rotate: tables of n positions then apply to the last n tokens.
         share: the setting with the fraction of a head's channels that rotate; "" if all do.
         in_config: True if the config gives the angles; False if they are read from the tables of each call.
-        ends: whether the module itself holds the tables, for a limited number of positions.
+        ends: whether positions are limited, because the module itself holds the tables.
     """
 
     interleaved: bool = False
@@ -36,7 +36,7 @@ class Turn:
     ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """Return the rotary settings of a module; without base and scaling rule if its config has no known form.
+        """Return the rotary settings of a module. They lack base and scaling rule if the config's form is unknown.
 
         The model may compute other tables for a call: `mha_core.parts.rotary` compares them with these settings.
         """

@@ -39,10 +39,10 @@ class ArrayPool:
         Args:
             name: the array's name in the file, if it is stored.
             array: the array; bfloat16 numbers as float32.
-            dtype: the name of the numbers' dtype; ignored unless the array holds floats.
+            dtype: the name of the numbers' dtype; only "bfloat16" matters.
 
         Raises:
-            SpecError: dtype is bfloat16, and the numbers of the float32 array are not bfloat16 numbers.
+            SpecError: dtype is bfloat16, and bfloat16 can't represent a number of the array.
         """
         array = np.ascontiguousarray(array).reshape(np.shape(array))  # it makes a scalar one-dimensional
         reference = {}
@@ -78,7 +78,7 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
     """Return the arrays of a file, read-only, and the description in its metadata.
 
     Raises:
-        SpecError: the file is no whole safetensors file, or has no description at `key`. `what`: a word for it.
+        SpecError: the file is no whole safetensors file, or has no description at `key` (message: it is no `what`).
         FileNotFoundError: there is no such file.
     """
     arrays, metadata = read_tensors(path, leave=MODULES)

@@ -32,7 +32,7 @@ class Proof:
         judgement: the errors, and whether they are within the bounds.
         problem: the call. Its `recorded` has no weights if the function does not return attention weights.
         wanted: the reference's results, and the allowed errors.
-        in_float32: whether the results agree only with a softmax in float32.
+        in_float32: whether the results agree only with a reference whose softmax is in float32.
     """
 
     judgement: Judgement
@@ -50,8 +50,8 @@ def prove(call: ReadCall | Problem, dtype: str, *, ratios: bool = False) -> Proo
     """Return a Proof: a comparison of an attention function's outputs in one call with those of the reference.
 
     `ratios`: whether error ratios are needed; without them the comparison is cheaper. Fully masked rows are counted and
-    not compared. If outputs in float64 differ, they are compared again with a softmax in float32, which transformers'
-    own functions use in any dtype.
+    not compared. Functions of transformers compute softmax in float32 even if the inputs are float64. So float64
+    outputs that differ are compared again with such a softmax. If they are equal then, that is the Proof.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype, ratios)
@@ -102,7 +102,7 @@ class Recorder(Protocol):
         """Record one call of a layer of this name and kind."""
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """For each (recorded call, new outputs): replace the call's outputs, or remove the call if they are None."""
+        """For each (call, new outputs), replace the call's outputs. For each (call, None), remove the call."""
 
 
 class SeamCalls:
@@ -112,10 +112,10 @@ class SeamCalls:
         hooks: the framework's functions.
         target: the model.
         recorder: the Recorder of the calls.
-        survey: the Survey that notes which modules were recorded by such calls.
+        survey: the Survey of the model's modules, which notes the modules whose calls are recorded here.
         asked: a function: name of a layer -> whether the layer is to be recorded.
-        beside: a second Recorder, which gets the function calls inside those transformers layers that are also recorded
-            as whole layers. None: such calls are dropped.
+        beside: a second Recorder. If a layer of transformers is recorded as a whole, this Recorder gets the function
+            calls inside the layer. None: such calls are dropped.
 
     Attributes:
         read: name of each layer that was recorded by its function calls -> whether its softmax is in float32.
@@ -191,7 +191,7 @@ class SeamCalls:
     def drop(self, name: str) -> bool:
         """Forget the function calls inside a layer that is recorded as a whole. Return whether there were any.
 
-        If the layer is one of transformers, the Recorder `beside` gets these calls first.
+        Before that, the Recorder `beside` gets the calls if the layer is one of transformers.
         """
         before = len(self._waiting)
         for own, module, call in self._waiting:
@@ -216,14 +216,14 @@ class SeamCalls:
         return any(_inside(own, name) for own in self._refused)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be recorded as a whole. `refusals` tells it unless its function calls are recorded."""
+        """Note why a layer can't be recorded as a whole. `refusals` has it unless its function calls are recorded."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
-        """Compare each call with the reference. A layer with a wrong or unread call is left out unless `keep`.
+        """Compare each call with the reference. If one is wrong or unread, leave out all of its layer, unless `keep`.
 
-        Leaving out a single call would shift the numbers of later calls. Run this after the model, so that the
-        comparisons don't slow the model down.
+        If only that call were left out, later calls of the layer would get wrong indices. Run this after the model, so
+        that the comparisons don't slow the model down.
         """
         outputs: list[Mapping[str, NDArray] | None] = []
         for name, _, call in self._calls:

@@ -95,7 +95,7 @@ class Capture:
         return self.calls[-1]
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """For each (call, new outputs): replace the outputs, or drop the call if None. Drop layers without calls."""
+        """For (call, new outputs), replace the outputs. For (call, None), remove the call. Remove unused layers."""
         found = {id(call): outputs for call, outputs in outcomes}
         kept, gone = [], []
         for position, call in enumerate(self.calls):
@@ -170,30 +170,29 @@ def capture(
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
         path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
-        layers: names of the layers to record; wildcards work; None: all. For layers of unknown classes a mapping: name
-            of a layer (`*` stops at dots) -> its `mha.Projections`; their calls are compared with the reference.
+        layers: names of the layers to record; wildcards work. None: all. For layers of unknown classes, a dict: name of
+            a layer (`*` stops at dots) -> its `mha.Projections`. Their calls are then compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
             target itself are always recorded, so that `mha where` can judge the code after the last attention layer.
         overwrite: whether an existing file may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer first runs on a few small inputs, with its hooks, to see that it computes what its
-            weights say (see `mha_core.live.probe`). The layer is left as it was. With `modules`, a layer that computes
-            something else is named in the warning, and recorded.
+            weights say (see `mha_core.live.probe`). The layer is left as it was. If it computes something else,
+            SpecError is raised. With modules=True, it is recorded all the same, and a warning names it.
         tokens: the text at each position, for `mha view`: a list of texts, or such a list for each item of the batch.
             If keys and queries have different tokens: "keys" or "queries" -> such lists.
         modules: whether to record the inputs and outputs of every module too, for `mha where`. An attention layer that
             can't be recorded is then named in the warning, and is no error.
         depth: with `modules`, the number of nested levels to record (1: the model's direct submodules; None: all).
-        only: with `modules`, the names of those to record; wildcards work.
+        only: with `modules`, the names of the modules to record; wildcards work.
         limit: with `modules`, the most bytes of inputs and outputs.
         gradients: with `modules`, whether to record the gradients of each module's outputs, inputs and parameters
-            too. The context then has exactly one backward pass.
+            too. There must then be exactly one backward pass in the context.
 
     Raises:
-        SpecError: at the start, if no attention layer can be recorded, or a layer is of an unsupported kind or, unless
-            probe=False, does not compute attention with its weights; at a call that is not supported; at the end, if
-            there was no call, or `also` names no module; with `strict`, as soon as a module can't be recorded. Then
-            nothing is written.
+        SpecError: no attention layer can be recorded; a layer or a call is not supported; the probe finds that a layer
+            does not compute attention with its weights; there was no call; `also` names no module; or, with `strict`,
+            an attention module can't be recorded. Nothing is written then.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()

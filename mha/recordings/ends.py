@@ -89,7 +89,7 @@ class Ends:
         return self if self._is_asked(name) or self._is_layer(name) else None
 
     def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
-        """Yield the recorded outputs of modules whose names are in `behind`, or are not in `layers`."""
+        """Yield recorded outputs. Those of layers in `layers` are left out, unless the layer is in `behind` too."""
         for end in self.found:
             if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
                 yield end

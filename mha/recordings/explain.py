@@ -45,7 +45,7 @@ def explain(
 
     Known bugs are tried, and wrong ways to read packed weights. A bug explains the recording if the reference with that
     bug gives the recorded output in every call of the dtype. Of a large batch only two items are compared: the one with
-    the largest error, and the next one.
+    the largest error, and its neighbour.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -181,10 +181,10 @@ class LayersExplained:
             explanation is a group of its own. If no layer is wrong, one group has all.
         right: the names of right layers, if others are wrong.
         after_nan: the names of layers whose only errors are NaN in batch items whose inputs had NaN; not judged.
-        beyond: name of a wrong layer that was not searched for bugs, because the limit of searches (MOST, MOST_IN_VAIN)
-            was reached -> a wildcard pattern that matches its calls, such as "attn#*".
-        otherwise: name of a layer whose numbers contradict an assumption (the meaning of its masks, or whether it is
-            causal) -> a function that returns a sentence on that.
+        beyond: name of a wrong layer -> a wildcard pattern that matches its calls, such as "attn#*". These layers were
+            not searched for bugs, because the limit of searches (MOST, MOST_IN_VAIN) was reached.
+        otherwise: name of a layer -> a function that returns a sentence on it. The numbers of these layers contradict
+            an assumption: the meaning of the masks, or whether the layer is causal.
         by_weights: names of layers that are wrong with the original's weights, but right with their own.
     """
 
@@ -201,7 +201,7 @@ def explain_layers(
 ) -> list[LayersExplained]:
     """Return a LayersExplained (which bugs explain which layers) for each dtype in a recording.
 
-    Bugs that explain an earlier layer are tried first. Others are searched only if these fail.
+    Bugs that explain an earlier layer are tried first. Further bugs are searched only if the first ones fail.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -291,8 +291,9 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
     """Return `found` without the explanations that the layers' own weights rule out.
 
-    If a layer is right with its own weights, only bugs in its projections can explain its outputs. If queries, keys and
-    values have no biases, exchanged projections look like exchanged weights, and only one of the two is kept.
+    If a layer is right with its own weights, only bugs in projections can explain its outputs. Without biases of
+    queries, keys and values, a wrong order in a packed array equals exchanged weights. Only the bugs of exchanged
+    weights are kept then.
 
     Args:
         found: explanations of the calls, judged by the original's weights.
@@ -353,16 +354,16 @@ def _two_items_each(recording: Recording) -> Recording:
 def intended(
     recording: Recording, path: str | os.PathLike[str], original: Recording | Meant | None = None
 ) -> tuple[Recording, list[str]]:
-    """Return (the recording with a file's weights in its layers, lines that name the weights that differ).
+    """Return (a copy of the recording with the weights of a file, lines on where these differ from the recorded ones).
 
     Args:
         recording: calls of one or more ported layers.
-        path: a file of weights, or a recording of the original. Its layers are matched by name, or in their order if
-            the names differ.
+        path: a file of weights, or a recording of the original. Layers are matched by name or, if the names differ,
+            by order.
         original: the result of `meant_by` for that file. None: the file is read here.
 
     Raises:
-        SpecError: the file holds neither weights nor a recording, or other layers than the recording.
+        SpecError: the file holds neither weights nor a recording, or its layers are not those of `recording`.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path, recording) if original is None else original

@@ -18,10 +18,9 @@ from mha_core.seam import Handle
 class Adapter(Protocol):
     """An adapter that translates the calls of one kind of layer into ReadCalls (config, weights, inputs, outputs).
 
-    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if it does not
-    compute attention with its weights; `capture(..., probe=False)` does not call it. `watching(layer)` returns a
-    context whose value is an adapter for this layer alone; while it is open, this adapter also gets the calls inside
-    the layer.
+    It may have two more methods. `probe(layer)` runs the layer on small inputs and raises SpecError if the layer does
+    not compute attention with its weights; `capture(..., probe=False)` skips it. `watching(layer)` returns a context
+    whose value is an adapter for this layer alone; inside the context, it also records calls of the layer's submodules.
     """
 
     @property
@@ -42,7 +41,7 @@ class Adapter(Protocol):
 
 
 class Hooks(Parts, Protocol):
-    """A protocol for a Python module that records one framework. Entry points of the group "mha.capture" name them."""
+    """A protocol for Python modules that record one framework. Entry points "mha.capture" name these modules."""
 
     ADAPTERS: Sequence[Adapter]
 
@@ -56,9 +55,9 @@ class Hooks(Parts, Protocol):
         """Run a layer on small inputs to check it. Return (its AttentionConfig, its weights by canonical name)."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return (names of the direct submodules with parameters, a function without arguments).
+        """Return (names of direct submodules with parameters, a function: () -> the `id` of each module in `module`).
 
-        The function gives the `id` of each module inside; None in its place if each call makes new modules (linen).
+        The function is None if each call makes new modules (linen).
         """
 
     def watch(
@@ -68,11 +67,11 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """Return a context that runs `seen(name, layer, arguments by name, output)` after each call of a chosen layer.
+        """Return a context that runs `begun` before and `seen` after each call of a module that `choose` chooses.
 
-        `choose(name, module)` returns None for other modules. What `seen` returns replaces the output, unless it is
-        None. Before the call `begun(name, layer, call)` runs; `call` comes from `mha_core.capture.as_called`. For the
-        calls of a module inside a scan only `begun` runs, with None as `call`.
+        `choose(name, module)` chooses a module by any result but None. `begun(name, module, call)` gets a `call` from
+        `mha_core.capture.as_called`. `seen(name, module, arguments by name, output)` returns a new output, or None to
+        leave it as it is. For calls inside a scan, `begun` gets None as `call`, and `seen` does not run.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
@@ -146,7 +145,7 @@ def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
 
 
 def hooks_of(target: Any) -> Hooks:
-    """Return the hooks of the framework that the target belongs to. They are imported here."""
+    """Import and return the hooks (the module that records) of the framework that the target belongs to."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
         hooks = found.get(cls.__module__.split(".")[0])

@@ -48,7 +48,7 @@ def diagnose(
         progress: called with a text on the current step.
 
     Returns:
-        Name of each layer -> its Diagnosis; `conformance.diagnosis.brief.describe` has it in words.
+        Name of each layer -> its Diagnosis. `conformance.diagnosis.brief.describe` turns a Diagnosis into text.
 
     Raises:
         SpecError: there is no layer that can be diagnosed, or one of them can't be run.

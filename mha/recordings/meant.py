@@ -51,7 +51,7 @@ def meant_by(
     num_heads: int | None = None,
     beside: Callable[[str], int | None] = lambda prefix: None,
 ) -> Recording | Meant:
-    """Return the original's layers in a file, which is a recording (returned as Recording) or holds weights (Meant).
+    """Return the original's layers in a file: a Recording if the file is one, a Meant if the file holds weights.
 
     Args:
         path: the file.

@@ -43,7 +43,7 @@ class WeightIndex:
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """Return (layer position, array name) of each of the original's arrays that equals `array`, both in `dtype`."""
+        """Return (layer position, array name) of the original's arrays that equal `array` after rounding to `dtype`."""
         if dtype not in self._by_dtype:
             found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):
@@ -112,9 +112,9 @@ def roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """Return in words where the port's array `theirs` comes from, such as "is the original's transposed".
+    """Return in words where an array of the port comes from: "is the original's transposed" follows the array's name.
 
-    `ours` is the original's array of this name, in layer `a`. The words continue a sentence after the name.
+    `theirs` is the array of the port. `ours` is the original's array of the same name, in its layer `a`.
     """
     if not theirs.any():
         return "is missing or all zeros"

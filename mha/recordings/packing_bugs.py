@@ -88,9 +88,9 @@ def channels_mixed(
     A layer that confuses the two orders computes what the reference computes with these weights.
 
     Args:
-        projections: the projections whose channels are reordered; others stay.
+        projections: the projections whose channels are reordered; other weights are not changed.
         config, weights: the config and the weights of the layer.
-        back: True to reorder from (channel, head) to (head, channel) instead.
+        back: whether to reorder in the other direction, from (channel, head) to (head, channel).
         kinds: the arrays that are reordered: "weight", or "weight bias".
     """
 

@@ -56,7 +56,7 @@ class RecordedCall:
         layer: its position among the recording's layers.
         inputs: its arguments as AttentionInputs.
         outputs: "output" -> array; also "weights" -> array if the call returned them for each head.
-        assumed: in words, settings that were guessed, as neither arguments nor numbers confirm them; else "".
+        assumed: in words, settings that were guessed and that no argument and no number confirms; "" if there are none.
     """
 
     layer: int

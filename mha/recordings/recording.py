@@ -59,8 +59,8 @@ class Recording:
         unread: the modules that look like attention but were not recorded; None in a file of an older release.
         tokens: the text at each position, for `mha view`; None if none was given.
         ends: the outputs of the model itself, and of other chosen modules; None in a file of an older release.
-        behind: the names of layers that compute something after their output projection, such as a residual sum; their
-            final outputs are in `ends`, not in `calls`. None in a file of an older release.
+        behind: the names of layers that compute something after their output projection, such as a residual sum. For
+            these, `calls` has the output of the projection, and `ends` the layer's. None in a file of an older release.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -170,7 +170,7 @@ class Recording:
         the old ones. If the number of heads changes, the recorded attention weights are dropped.
 
         Args:
-            intended: name of a layer -> config and canonical weights. Other layers stay as they are.
+            intended: name of a layer -> config and canonical weights. Layers that are not named keep their weights.
 
         Raises:
             SpecError: no layer has such a name; the calls do not fit the config.
@@ -344,8 +344,8 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
         text: the description, in JSON.
 
     Raises:
-        SpecError: the text is no description, has a newer format, or contradicts itself or the arrays.
-        Exception: the description has another form (for example KeyError, if a field is missing).
+        SpecError: the text is no JSON object, has a newer format, or contradicts itself or the arrays.
+        Exception: a field is missing (KeyError) or has a wrong type.
     """
     description = parse_json_object(text, what="its description")
     known = description["format"]

@@ -81,8 +81,8 @@ class Agreement:
 
     Attributes:
         distance: the largest difference of the outputs.
-        ratio: the largest difference / (sum of both error bounds); None if the backend's dtype can't hold the recorded
-            inputs and weights.
+        ratio: the largest difference / (error bound of the backend + error bound of the recorded layer); None if the
+            backend's dtype can't hold the recorded inputs and weights.
     """
 
     case: str
@@ -128,7 +128,7 @@ def replay(
     same_dtype: bool = False,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> Replay:
-    """Return a Replay: the recorded outputs, and each subject's for the same calls, compared with the reference.
+    """Return a Replay: the recorded outputs, and each subject's outputs for these calls, compared with the reference.
 
     Args:
         recording: the calls.

@@ -22,7 +22,7 @@ class Tokens:
     """A table of the token at each position, for the keys and the queries of recorded calls.
 
     Args:
-        keys: a sequence of token texts for each item of the batch, or for each forward pass of the model.
+        keys: sequences of token texts: one for all batch items, one for each, or one for each in each forward pass.
         queries: the same for queries; None if they are the keys' tokens.
 
     >>> Tokens.of(["a", "cat"])
@@ -34,7 +34,7 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Any) -> Tokens:
-        """Return the Tokens of `given`: Tokens, a list of texts, a list of such lists, or a dict of these (see FORM).
+        """Return the Tokens of `given`: Tokens, a list of texts, a list of lists, or {"keys": ..., "queries": ...}.
 
         Raises:
             SpecError: `given` has another form, or a token is longer than LONGEST_TOKEN characters.

@@ -27,7 +27,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return a function (config, dtype) -> run, where `run` computes attention by backend `name`, or with a `bug`.
+    """Return a function (config, dtype) -> run. `run` computes attention by a backend, or by the reference with a bug.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.
@@ -79,10 +79,10 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return a handler that computes intercepted calls of attention functions by functions from `prepare`.
+    """Return a handler that computes intercepted calls of attention functions by the `run` that `prepare` returns.
 
     Args:
-        prepare: (config, dtype) -> a function: inputs of attention -> Trace (all results).
+        prepare: a function (config, dtype) -> run, where `run` maps inputs of attention to a Trace (all results).
         but: names of modules whose calls keep the model's own function.
     """
     runs: dict[tuple[AttentionConfig, str], Run] = {}

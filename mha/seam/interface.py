@@ -39,7 +39,7 @@ _ARGUMENTS = inspect.signature(
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
     """Return a context in which modules of `target` call `handle` in place of their attention functions.
 
-    The functions are those in `AttentionInterface` of transformers. Without transformers, nothing happens.
+    Only functions in transformers' `AttentionInterface` are replaced. `handle(AttentionCall)` returns a call's result.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -84,14 +84,14 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, 
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """Return (`output` as a tensor (B, Lq, H, dv), None), as an attention function of transformers returns it."""
+    """Return (`output` as a tensor (B, Lq, H, dv), None), as transformers' functions do. `given`: the arguments."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Copy a call's arguments, and return a function: the call's result -> Handover (the call as NumPy arrays).
+    """Copy a call's arguments `given`. Return a function: the call's result -> Handover (NumPy arguments and result).
 
     `eager`: whether the call's function adds its mask to the scores.
 

@@ -29,13 +29,13 @@ class Judged:
     """A comparison of one output array of a port with the same array of the original.
 
     Attributes:
-        ratio: max(rms(e) / rms(r), max(e) / max(r) / 2) for the elements' errors e and measured rounding errors r. If
-            an element exceeds its derived bound, `ratio` is at least 8 * (error / bound) of that element.
+        ratio: the port's error / the original's rounding error, measured in several runs; up to 8 is allowed. It is the
+            larger of rms / rms and max / max / 2 over all elements. If `bound` > 1, `ratio` is at least 8 * `bound`.
         worst: the index of the element with the largest error.
         got, expected: the port's and the original's number at this index.
         error: the largest error.
         rounding: rms(measured rounding error) / rms(the original's array).
-        bound: the largest error / derived bound among the elements; None without a bound.
+        bound: the largest error / bound of an element, with bounds derived from the module's formula; None without any.
     """
 
     ratio: float
@@ -126,7 +126,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """A module's outputs in the original, as dicts of key path -> array.
+    """An original module's outputs in several runs, as dicts of key path -> array.
 
     `exact`: in float64. `roundings`: from several runs with rounding errors. `bounds`: bounds on these errors.
     """
@@ -137,7 +137,7 @@ class Runs:
     dtype: str
 
     def judge(self, got: NDArray, place: Place, counted: NDArray | None = None) -> Judged:
-        """Return a comparison of the port's array `got` with the original's at `place`, where `counted` is True."""
+        """Return a comparison of a port's array with `exact[place]`, limited to elements at which `counted` is True."""
         own = [each[place] for each in self.roundings if place in each]
         return judge(got, self.exact[place], own, self.dtype, bound=self.bounds.get(place), counted=counted)
 

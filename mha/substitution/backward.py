@@ -28,7 +28,7 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """A comparison of a call's gradients. `arrays`: name -> comparison; `left`: which were not compared, and why."""
+    """A comparison of a call's gradients. `arrays`: gradient -> comparison; `left`: which were left out, and why."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)

@@ -32,7 +32,7 @@ class Caches:
     Args:
         own, recording: the original, and the port's recording with its attention layers.
         pairs: which modules of the original and the port belong together.
-        paired_calls: `Parts.paired_calls`, which pairs the calls of two such modules.
+        paired_calls: a function that pairs the calls of two such modules; see `Parts.paired_calls`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Caches:
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
         """Yield (call number, "keys" or "values", comparison) of a layer's cache after each call but the last.
 
-        The port's cache is read from the inputs of the layer's next call.
+        The port's cache is read from the inputs of the next call. `original`: position of the layer in the original.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):

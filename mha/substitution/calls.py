@@ -22,10 +22,10 @@ class Part(NamedTuple):
         name: name of the port's submodule.
         calls: (the original's call, the port's call or None) for each call of the original's submodule.
         right: whether the port's submodule is right.
-        instead: for each call, key path -> array to use in place of the port's output; (): the port's are used.
+        instead: for each call, key path -> array that replaces an output. If empty, the port's outputs replace all.
         active: a function that is first applied to the port's outputs; None if there is none.
         again: whether the port's submodule gets two different arrays where the original's gets one array twice.
-        asked: whether the submodule's floating-point inputs are compared. Its masks and indices always are.
+        asked: whether the submodule's floating-point inputs are compared. Masks and indices are always compared.
     """
 
     original: int
@@ -46,12 +46,12 @@ class CallJudgement:
         arrays: key path of each output of the port's module -> its comparison with the original's output.
         layouts: how arrays of the port were transposed or reshaped to the original's shapes, in words.
         own: key paths of inputs that only the original's module has. They keep the values of the original's own run.
-        masks: name of a mask that has another form in each model -> number of entries that differ.
+        masks: name of a mask whose form differs between the models -> number of different entries.
         unmatched: key paths of the port's outputs that the original does not have.
         missing: key paths of the original's outputs that the port does not have.
         notes: further remarks, in words.
         own_masks: whether the original's own masks were used, because the port changes its masks inside the module.
-        padding: number of rows that differ but don't count, because they are padding that no other row depends on.
+        padding: number of rows that differ but are ignored, because they are padding: no other row depends on them.
         other_masks: whether True in the port's masks was read as the opposite of True in the original's masks.
     """
 
@@ -132,10 +132,10 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the names of the port's modules whose own parameters only the whole model's outputs can judge.
+    """Return the names of modules whose own parameters are covered by no verdict, or only by that on the whole model.
 
-    `is_judged`: position of a module -> whether it has a verdict. Modules without an original (such as a position
-    table) are left out if the original has the same parameters in other modules.
+    Own parameters are those outside submodules. A module without an original is left out if other modules of the
+    original have its parameters. `is_judged`: position of a module -> whether it has a verdict.
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:

@@ -84,7 +84,7 @@ def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, 
 
     Args:
         own, recording: the original model, and the port's recording.
-        originals: name of each port's module with a mistake in its own code -> name of its original.
+        originals: name of a module of the port whose own code is wrong -> name of its original.
     """
     found = {}
     ours = [(own.modules[one.module].name, _first(one.given), _first(one.gave or {})) for one in own.calls]

@@ -58,7 +58,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return the parameters as a list of (matrix, bias or None), one per linear layer; None if that can't be."""
+        """Return (matrix, bias or None) of each linear layer; None if the parameters are not those of linear layers."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -80,9 +80,9 @@ class Candidate(NamedTuple):
     """A formula that may be what a module computes from one of its inputs.
 
     Attributes:
-        of: a function: (input, Rounding) -> Bounded: the result, and a bound on each element's rounding error.
+        of: a function (input, Rounding) -> Bounded (the result with a bound on each element's rounding error).
         x: the input.
-        by_rows: whether each row of the result depends on one row of the input. Then a few rows are tried first.
+        by_rows: whether each row of the result depends on one row of the input only. If so, a few rows are tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -108,7 +108,7 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
     Args:
         exact: the output of the original's module in float64.
-        own: the same output computed in `dtype`, or None. If the error in it exceeds the bound, None is returned.
+        own: the same output computed in `dtype`; None for no check. If its error exceeds the bound, the result is None.
         known: the inputs, parameters and numbers of the original's module.
         dtype: the port's dtype.
 
@@ -135,9 +135,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return ("attention", bound on each element's rounding error) if a module computes attention; else None.
+    """Return ("attention", bound on each element's rounding error); None if `exact` is not a result of attention.
 
-    `problem` is the port's recorded call with its weights: the reference must give `exact` for it. See `bound_on`.
+    `problem`: the port's recorded call, for which attention is computed. Other arguments: see `bound_on`.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -284,7 +284,7 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Return the norm of x (the input, or some of its rows), with bounds on the errors if `r` rounds each step."""
+        """Return the norm of x (the input, or some of its rows) and error bounds, for rounding of each step by `r`."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))

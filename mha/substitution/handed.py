@@ -64,10 +64,10 @@ def handed_over(
 ) -> Handing | None:
     """Return a comparison (Handing) of the arguments that a module and its original give to attention functions.
 
-    Return None if calls of the port's or the original's function can't be read, or if one makes more calls.
+    Return None if a call of either attention function can't be read, or if the numbers of calls differ.
 
     Args:
-        own: the original's modules and calls; `model` is the original model itself.
+        own, model: the original's modules and calls, and the original model itself.
         ready: each call of the port's module, with the original's call.
         recording: the port's recording, with the calls of its attention functions.
         name: name of the port's module.
@@ -206,10 +206,10 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, Handing]:
-    """Return name of a wrong module -> a Handing that says if its attention function or the arguments are wrong.
+    """Return name of a wrong module -> comparison (Handing) of its attention function and the function's arguments.
 
-    If the function itself is wrong, `Handing.apart` begins with "function". A module is included only if both its
-    layer and its attention function were recorded. Arguments as for `of_wrong`.
+    If the function itself is wrong, "function" is first in `Handing.apart`; names of wrong arguments follow. A module
+    is included only if its layer and its attention function were both recorded. Arguments as for `of_wrong`.
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, Handing] = {}
@@ -258,8 +258,8 @@ def with_makers_of_masks(
 ) -> WhereReport:
     """Return the report with a wrong mask blamed on the module that makes it, not on modules that only use it.
 
-    The maker of a mask is the innermost module around its users that does not get the mask as an input. No module is
-    blamed if the model itself gets the mask. Only modules that differ in nothing but the mask count as its users.
+    A module uses the mask if its attention function gets a wrong mask, and no other wrong argument. The maker is the
+    innermost module around it that does not get the mask as an input. If the model itself gets it, no module is blamed.
 
     Args:
         ready: name of a wrong module -> its calls, each with the original's call.
@@ -294,7 +294,7 @@ def with_makers_of_masks(
 
 
 def held_otherwise(own: Original, model: Any, ready: Sequence[Substitution], port: Recording) -> str:
-    """Return a sentence on how a port's attention layer differs in config, weights or mask; "" if it does not.
+    """Return how a port's attention layer differs from its original in config, weights or mask; "" for no difference.
 
     `ready`: the layer's calls, each with the original's call. `port`: a recording of this layer alone.
     """

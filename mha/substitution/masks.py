@@ -36,8 +36,8 @@ def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tupl
     """Return (the port's mask in the original's form, number of entries that differ); None if either is no mask.
 
     True in a bool mask may allow a key or exclude it. The port's mask is read with the meaning that gives fewer
-    differences or, if `other` is True, with the opposite one. Two masks of floats to add have one meaning only: then
-    `other=True` returns None.
+    differences or, if `other` is True, with the opposite one. If both are additive float masks, which have one meaning
+    only, `other=True` returns None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -72,8 +72,8 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
     """Return bool (B, L), True at output rows that should not be compared; None if no such rows were found.
 
-    These are rows of padding, found because their inputs change no other row. If `other_mask` is True, they include
-    fully masked queries, found because their output is linear in the inputs (such as the mean of all values).
+    A row of padding is found by its inputs, which change no other row. If `other_mask` is True, fully masked queries
+    are found too, by their outputs, which are linear in the inputs (such as the mean of all values).
 
     Args:
         exact_on: a function that runs the module on other inputs (key path -> array) in float64.
@@ -181,7 +181,7 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
-    """Return bool of `array`'s shape, True at elements to compare: those outside padding, and all inf or NaN.
+    """Return bool of `array`'s shape, True at elements to compare. Elements in padding are False unless inf or NaN.
 
     `padding`: bool (B, L). `array`: (B, L, D), (B, H, L, Lk) or integers (B, L). Return None for other shapes.
 

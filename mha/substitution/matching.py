@@ -58,7 +58,7 @@ def given_apart(
 ) -> list[Matched]:
     """Return further pairs (Matched) for arrays that the original uses twice, where the port uses two arrays.
 
-    In the example, the original uses `x` as query and as value, and the port another array as value.
+    In the example, the original's query and value are both `x`, the port's are `x` and `2 * x`. `found`: from `match`.
 
     >>> x = np.arange(6.0).reshape(1, 3, 2)
     >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
@@ -76,7 +76,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield {key path: array}: the port's array of a pair of an image and its patches, read in another patch layout."""
+    """Yield {original's key path: port's array} with image patches in each possible layout, except that in `found`."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue
@@ -192,7 +192,7 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
     """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    `one` is a pair of arrays with the same two shapes; `theirs` is transposed or reshaped as in this pair.
+    `one`: a pair of arrays with the shapes of `own` and `theirs`. Its `layout` says how to transpose or reshape.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

@@ -103,7 +103,7 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
 
 
 def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
-    """Return in words which parameters of the original (`own`) a port lacks; "" for none, or if it has others."""
+    """Return in words which of `own` (the original's parameters) `port` lacks; "" if none, or if `port` has others."""
     theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
     lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
     if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):
@@ -134,7 +134,7 @@ def rounded_among(
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
     """Return in words which parameters of a port's module have numbers that differ from the original's.
 
-    Return "" if none has, or if all have and these numbers are nowhere in the original model.
+    Return "" if no parameter differs. Also return "" if all differ, and the original model has none of their numbers.
 
     Args:
         port, own: name -> parameter of the port's module, and of the original's.

@@ -237,8 +237,8 @@ class Original:
             call: the call of the module whose arguments are used.
             givens: for each run, a dict: key path -> array that replaces an input of the call.
             replace: position of a submodule -> a dict for each of its calls: key path -> array that replaces an output.
-                The inputs of these calls are returned too, at key paths (PASSED, position, number of the call, ...).
-            tell: whether the outputs of these calls are returned too, at (GAVE, position, number of the call, ...).
+                The results include the inputs of these submodules, at key paths (PASSED, position, call number, ...).
+            tell: whether the results include these submodules' outputs too, at (GAVE, position, call number, ...).
 
         Raises:
             SpecError: the module can't be run on these arrays.

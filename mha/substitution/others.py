@@ -23,7 +23,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (key path, comparison) for each mask among the port's inputs `given` that equals no mask in `own`."""
+    """Yield (key path, comparison) for each mask of the port (in `given`) that equals none of the original (`own`)."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -105,14 +105,14 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that names what `got` equals, and what `right` equals: a known array, or a sum of two.
+    """Return a sentence that names what `got` equals and what `right` equals: an array in `known`, or a sum of two.
 
-    Return None if `got` or `right` equals no known array or sum, or more than one.
+    Return None if `got` or `right` equals no such array or sum, or more than one.
 
     Args:
         what: the array, in words.
         got, right: the port's array, and the original's in float64.
-        known: name in words -> array of the port.
+        known: name in words -> array of the port, to which both are compared.
         unit: the unit roundoff of the port's dtype.
     """
     fitting = {name: array for name, array in known.items() if array.shape == got.shape}

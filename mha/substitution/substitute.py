@@ -78,18 +78,17 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Run the original's module on the port's inputs. Return how the port's outputs compare with its outputs.
+        """Run the original's module on the port's inputs. Return a comparison of its outputs with the port's outputs.
 
         True in the port's masks is read as "may attend" or "ignore", whichever is nearer to the original's masks. If
         outputs differ, the other meaning is tried, then the original's own masks: a port may change masks inside.
 
-        Args:
-            parts: submodules whose outputs in the port replace those in the original. Then the module's outputs, and
-                the inputs of these submodules, depend on the module's own code only.
+        `parts`: submodules whose outputs in the port replace those in the original. With them, the module's outputs and
+        the inputs of the submodules depend on the module's own code only.
 
         Raises:
-            SpecError: the original's module can't be run; its outputs changed in a second run, or are NaN in float64
-                only; or none of them matches an output of the port's module.
+            SpecError: the original's module can't be run, has other outputs in a second run, or has NaN in float64
+                only. SpecError too if none of its outputs matches an output of the port's module.
         """
         self._left_out, self._searched = 0, False
         if not self.call.steady:
@@ -128,7 +127,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """Make later calls of `judge` read True in the port's masks as True is read in the original's masks."""
+        """Make later calls of `judge` give True in the port's masks the same meaning as in the original's masks."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -236,10 +235,9 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return the outputs of the original's module, and of submodules at (GAVE, position, number of the call, ...).
+        """Return outputs of the original's module, and of those in `telling` at (GAVE, position, call number, ...).
 
-        Args:
-            telling: position of a submodule -> for each of its calls, key path -> array that replaces an output.
+        `telling`: position of a submodule -> a dict for each of its calls: key path -> array that replaces an output.
 
         Raises:
             SpecError: the module can't be run.
@@ -263,7 +261,7 @@ class Substitution:
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return key path -> float64 output of the original's module, no submodule replaced. Call `judge` first."""
+        """Return key path -> float64 output of the original's module with its own submodules. Call `judge` first."""
         return self._alone.exact
 
     @property
@@ -402,7 +400,7 @@ class Substitution:
         }
 
     def turned(self) -> dict[Place, NDArray] | None:
-        """Return the inputs with the batch items in another order; None unless all share a batch axis of 2 or more."""
+        """Return the inputs with the batch items in another order; None if they share no batch axis of size >= 2."""
         sizes = {array.shape[0] for array in self.call.given.values() if array.ndim > 1}
         if (
             len(sizes) != 1

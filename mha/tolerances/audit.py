@@ -43,10 +43,10 @@ class Audit:
         untried: ids of the bugs that exceed the bound, but for which there was no time to compare.
         unseen: the bugs that even the error bounds can't show with these calls.
         late: whether the time ran out before every bug had been compared in every call.
-        shown_in: id of a case of the test suite -> ids of bugs in `passed` that the comparison catches in that case,
-            and in no smaller one.
-        strict: the largest allowed rounding error that the comparison does not pass, so that right layers may fail it;
-            0.0 if there is none, or if the comparison is of whole outputs.
+        shown_in: id of a case of the test suite -> ids of bugs in `passed` that the comparison catches in that case.
+            Each bug is listed once, in the smallest such case.
+        strict: 0.0 if all outputs within the error bounds pass the comparison, or if it is of whole outputs. Otherwise
+            right layers may fail the comparison: `strict` is the largest error bound of the calls in which they may.
     """
 
     comparison: str
@@ -152,15 +152,14 @@ def audit(
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Audit:
-    """Return which bugs a comparison lets pass: the reference runs with each known bug on the recorded inputs.
+    """Return an Audit: which bugs a comparison lets pass when the reference runs with them on the recorded inputs.
 
     Only the outputs are compared, each rounded to the dtype of its call.
 
     Args:
-        recording: the recorded calls.
         comparison: how outputs are compared.
         names: the names of the calls to use. Default: all.
-        seconds: how long each of the three searches (`unseen`, `passed`, `shown_in`) may take, roughly.
+        seconds: roughly how long each of three searches may take: for `unseen`, for `passed` and for `shown_in`.
         progress: called with a text on the current step.
 
     Raises:

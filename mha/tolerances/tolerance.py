@@ -54,7 +54,7 @@ class Tolerance:
 
     @property
     def allowed(self) -> NDArray[np.float64]:
-        """Return the allowed error of each element, float64; 0 where the right number is exact in any case.
+        """Return the allowed error of each element, float64; 0 where rounding can cause no error.
 
         It is infinity for the score of a masked key, which may be any number.
         """
@@ -121,7 +121,7 @@ def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: Atten
 def tolerance_of(
     recording: Recording | str | os.PathLike[str], call: str | int = 0, dtype: str | None = None
 ) -> Tolerance:
-    """Return the `tolerance` of a recorded call.
+    """Return the right results of a recorded call and their allowed errors, as `mha.tolerance` does.
 
     Args:
         recording: a recording by `mha.capture`, or its file.

@@ -55,7 +55,7 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Return whether `state`, a run of the call with a bug, exceeds the error bound of a recorded output."""
+    """Return whether outputs with a bug (in `state`) exceed the error bounds of the recorded outputs (in `shows`)."""
     return shows.first_stage(state) is not None
 
 
@@ -74,7 +74,7 @@ class UndetectableBugs:
         never_asked: a feature that no call has ("a causal mask") -> ids of the bugs that need it to show.
         impossible: ids of bugs that these layers can't have, such as a forgotten bias where there is none.
         untried: ids of bugs for which there was no time.
-        beyond: in words, settings that the layers may have though neither their arrays nor these calls show them.
+        beyond: in words, settings that layers may have, though neither their arrays nor these calls reveal them.
     """
 
     calls: int
@@ -105,7 +105,7 @@ class UndetectableBugs:
         return {**asdict(self), "missed": self.missed}
 
     def text(self, *, whole: bool = True) -> str:
-        """Return the result in words: a line for each reason; without `whole`, one line that names --unseen."""
+        """Return the result in words: a line for each reason. `whole=False`: one line, "... (--unseen lists them)"."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
         if not whole and self.missed:
@@ -144,12 +144,11 @@ def undetectable_bugs(
     different kinds are run first, and large calls are first cut to a few items and queries.
 
     Args:
-        recording: the recorded calls.
         names: the names of the calls to use. Default: all.
         seconds: how long the search may take, roughly.
         bugs: the bugs to try. Default: all known ones (`mha bugs`).
         told: a function: (call, run with a bug) -> whether the bug is noticed. Default: an output exceeds its bound.
-        cut: whether large calls may be cut. `told` must then be true for the whole call if it is for a part.
+        cut: whether large calls may be cut. A bug that `told` notices in a part must then show in the whole call.
         progress: called with a text on the current step.
 
     >>> from mha.recordings.recording import RecordedCall, RecordedLayer
@@ -343,11 +342,11 @@ MOST_TRIED = 8
 
 
 def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
-    """Return in words the settings that a layer may have though neither its arrays nor these calls show them.
+    """Return in words the settings that a layer may have, though no array and no recorded call reveals them.
 
     Args:
-        problems: all calls.
-        looked: the calls on which other values of the settings are tried.
+        problems: all recorded calls.
+        looked: the calls that are run again with other values of the settings, to see whether outputs change.
     """
     found = []
     for feature in FEATURES:

@@ -200,7 +200,7 @@ def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """Return a key that is equal for calls with equal settings, kinds of masks, and sizes (all from 3 on are equal)."""
+    """Return a key that is equal for calls with equal settings, kinds of masks and sizes. Sizes above 3 count as 3."""
     config = problem.config
     sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))

@@ -58,7 +58,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A verdict on each test vector, a diagnosis for each dtype with wrong answers, and files that answer no vector."""
+    """A judgement of answers. `diagnoses`: one per dtype with wrong answers. `strangers`: files of no known vector."""
 
     made_by: str
     digest: str
@@ -250,7 +250,7 @@ dtype, and in other dtypes on all that are wrong and so many that are right."""
 def explained(
     verdicts: Sequence[Verdict], given: Mapping[str, Answered], progress: Callable[[str], None]
 ) -> list[Diagnosis]:
-    """Return a Diagnosis for each dtype with wrong answers. After the first, only the bugs found there are tried."""
+    """Return a Diagnosis for each dtype with wrong answers. In later dtypes, only bugs of the first are tried."""
     found: list[Diagnosis] = []
     bugs: tuple[Bug, ...] | None = None
     differ = {one.id for one in verdicts if one.status == "differs"}

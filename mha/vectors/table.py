@@ -79,7 +79,7 @@ class Vector:
 
 
 def features_of(problem: Problem, where: NDArray[np.bool_]) -> list[str]:
-    """Return the sorted names of a call's optional features ("not_finite"). `where`: True at keys to attend to."""
+    """Return the sorted names of a call's optional features ("not_finite", ...). `where`: True at unmasked keys."""
     inputs = problem.inputs
     found = set(Setting.of(problem).has) - {"bare", "heads"}
     found |= {"query_offset"} if inputs.mask.has_positions and np.any(np.asarray(inputs.mask.query_offset)) else set()
@@ -104,7 +104,7 @@ def size_of(case: Case) -> int:
 def all_vectors() -> Iterator[Vector]:
     """Yield the vectors of the standard set, case by case: first as a layer, then as heads without projections.
 
-    A case with all sizes equal is in float32 only, if there is the same case with different sizes.
+    Some cases have a twin in which all sizes are equal. Twins are in float32 only.
     """
     for case in all_cases():
         if case.id in LEFT_OUT:

@@ -43,7 +43,6 @@ def write_vectors(
 
     Args:
         folder: the path of the folder; SpecError if it exists.
-        vectors: the test vectors.
         kind: the name of the set in the manifest.
         progress: called with each vector once it is written.
     """
@@ -107,7 +106,7 @@ def _json(value: Any) -> str:
 
 
 def row_of(vector: Vector, wanted: Expected) -> dict[str, Any]:
-    """Return the manifest's row for a test vector, still without the bugs that it reveals and its file's digest."""
+    """Return the manifest's row for a test vector. Revealed bugs and the file's digest are added later."""
     problem = wanted.problem
     config, mask, sizes = problem.config, problem.inputs.mask, problem.sizes
     return {
@@ -166,11 +165,8 @@ def rounded_up(allowed: NDArray) -> NDArray[np.float32]:
 class Revealing:
     """A search for the bugs that test vectors reveal. Call `of` for the vectors in the order of `all_vectors`.
 
-    A bug that changes nothing in a case is skipped in that case's next dtype if mask, NaN and infinities are at the
-    same places.
-
-    Args:
-        bugs: the bugs that are tried.
+    To save time, a bug that changes nothing in one dtype of a case is not tried in the next dtype. This is done only
+    if the inputs of both dtypes have the same mask, and NaN and infinities at the same places.
     """
 
     def __init__(self, bugs: Sequence[Bug]) -> None:
@@ -178,9 +174,9 @@ class Revealing:
         self._last: tuple[object, set[Bug]] = (), set()
 
     def of(self, vector: Vector, wanted: Expected) -> dict[str, list[int]]:
-        """Return "output" or "gradients" -> positions (in `bugs`) of the bugs that exceed an allowed error in a vector.
+        """Return "output" or "gradients" of a vector -> positions (in `bugs`) of bugs that change it beyond its bounds.
 
-        "output" has the bugs that show in the output, "gradients" those that show in gradients alone.
+        Bugs in "output" are not listed in "gradients" again.
         """
         shows, problem = Shows.of(wanted, vector.dtype, ("output",)), wanted.problem
         gradients = problem.inputs.cotangent is not None

@@ -33,7 +33,7 @@ class Picture:
         where: bool (H, Lq, Lk), True at keys that a query may attend to.
         queries, keys: (H, Lq, d) and (G, Lk, d), the queries and keys of these heads.
         measures: name of a measure -> a number for each head.
-        shares: (H, Lq, Lk), (other weights - these) / the difference that rounding allows; None without other weights.
+        shares: (H, Lq, Lk), (compared weights - `weights`) / allowed difference; None if no weights are compared.
     """
 
     part: Part
@@ -55,7 +55,7 @@ class Nearness:
         messages: "recorded" or name of a backend -> sentences on arrays that exceed their bounds.
         keyless: how many rows (item, head, query) are fully masked; the recorded output is not compared there.
         not_numbers: how many of the shown weights are NaN.
-        apart: the largest |difference| / allowed difference of the shown weights from others; None without others.
+        apart: the largest |compared - shown weight| / allowed difference (see `Sources`); None if none are compared.
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -84,10 +84,10 @@ class Sources:
     """A choice of what computes the shown attention weights, and the weights to compare them with.
 
     Args:
-        backends: if empty, the reference computes, and nothing is compared. One backend is compared with the reference;
-            of two, the second with the first.
-        compared: (second recording, call position -> position of the same call in the second recording); the reference
-            computes both. None: no second recording.
+        backends: with none, the reference's weights are shown, not compared. With one, the reference's are shown, and
+            compared with the backend's. With two, the first one's are shown, and compared with the second's.
+        compared: (second recording, call position -> position of the same call in the second recording). The reference
+            computes the weights of both recordings. None: no second recording.
     """
 
     backends: tuple[Backend, ...] = ()
@@ -100,7 +100,7 @@ class Sources:
 
     @property
     def other(self) -> str | None:
-        """Return the name of what computes the weights that are compared with those of `base`; None without any."""
+        """Return the name of the backend or recording that the shown weights are compared with, or None."""
         if self.compared is not None:
             return "the other recording"
         return self.backends[-1].name if self.backends else None

@@ -15,7 +15,7 @@ class Measure:
         words: the meaning of the number.
         of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
         by_position: whether queries and keys must be positions of the same text.
-        edge: the index of a query that is left out of the mean, as it has no such key (before or after it); else None.
+        edge: the index of a query to leave out of the mean, such as 0 for the weight of the previous key; or None.
     """
 
     words: str

@@ -33,7 +33,7 @@ class About:
         name: the name of the model or the file.
         made_with: the versions of the packages that computed the numbers.
         notes: further remarks, such as which modules were not read.
-        texts: a name for each forward pass; further passes are numbered.
+        texts: the names of the forward passes, in order; passes without a name get a number.
     """
 
     name: str
@@ -218,7 +218,7 @@ class Pack:
     def picture(self, picture: Picture) -> dict[str, Any]:
         """Append a picture's arrays. Return a dict: name of an array -> its position in the pack.
 
-        "queriesSteps" and "keysSteps" have the steps from `multiples`; "masks" has the number of different masks.
+        Other keys: "queriesSteps" and "keysSteps" -> a scale for each head, "masks" -> the number of different masks.
         """
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
@@ -240,7 +240,7 @@ class Pack:
 def halves(array: NDArray) -> bytes:
     """Return an array (H, ...) as bytes of float16. For each head, all low bytes come first, then all high bytes.
 
-    Numbers are first rounded to three decimal digits, which float16 keeps. Those beyond its range become infinite.
+    Numbers are first rounded to three significant digits. Numbers beyond the range of float16 become infinite.
     """
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -256,7 +256,9 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """Return (bytes, a step for each head): an array (H, ...) as uint16 round(x / step) + 256; 65535 if not finite.
+    """Return an array (H, ...) as (bytes, a step for each head).
+
+    A number x is stored as uint16 round(x / step) + 256, or 65535 if not finite; the order of bytes is as in `halves`.
 
     >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
@@ -271,7 +273,7 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Return the ratios `shares` as int8: each has the sign, and the logarithm of the size to within 10 %.
+    """Return the ratios `shares` as int8, on a logarithmic scale that keeps the sign, and the size to within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
     [0, 96, -84, 60, 120, -128]

@@ -24,12 +24,11 @@ class Part:
         layer, kind, dtype, config: the recorded layer's; a layer without a name is called "layer".
         position: the position of the layer among all recorded layers.
         number: the number of the forward pass, from 0.
-        calls: positions of its calls in the recording; several if they continue one another with a cache.
-        batch, query_len, key_len: the sizes of the picture, which has the queries of all calls and the last call's
-            keys.
+        calls: positions of the layer's calls in the recording; several if they continue one another with a cache.
+        batch, query_len, key_len: the sizes of the picture: queries of all `calls`, and keys of the last one.
         is_cross: whether queries and keys are of different sequences, so that their positions can't be compared.
         heads: the heads that are shown.
-        is_exact: True if each weight is shown, to three digits; False if each block of weights is, as one number.
+        is_exact: True if every weight is shown, to three digits; False if one number is shown for a block of weights.
     """
 
     layer: str
@@ -64,7 +63,6 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
     """Return the Parts (layers in forward passes) to show, layer by layer in the order of their first calls.
 
     Args:
-        recording: the calls.
         layers: names or positions of layers to show; wildcards work. (): all.
         heads: numbers of heads to show. (): all.
 
@@ -93,10 +91,9 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return a Part for each text (of `lengths` tokens) and each chosen layer of a model (`sizes`: name, config).
+    """Return a Part for each chosen layer and each text. `sizes`: (name, config) of layers. `lengths`: tokens per text.
 
-    Raises:
-        SpecError: as `plan`.
+    `layers`, `heads` and the SpecErrors are as in `plan`.
     """
     names = [name for name, _ in sizes]
     chosen = _chosen(names, layers)
@@ -208,8 +205,8 @@ def block(part: Part) -> int:
 def data_bytes(part: Part, *, has_other: bool) -> int:
     """Return the size in bytes of one Part's arrays for one batch item.
 
-    If weights are exact, each takes two bytes, one more byte if it is compared, and a bit for the mask; each channel of
-    a query or key takes two bytes. Otherwise each block of weights takes one byte.
+    If weights are exact, each takes two bytes, one more byte if compared (`has_other`), and a bit for the mask. Each
+    channel of a query or key then takes two bytes. If weights are not exact, each block of them takes one byte.
     """
     if not part.is_exact:
         side = block(part)
@@ -220,7 +217,7 @@ def data_bytes(part: Part, *, has_other: bool) -> int:
 
 
 def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
-    """Return an upper bound on the size in bytes of a page with these Parts, before compression."""
+    """Return an upper bound on a page's bytes before compression. `has_other`: whether weights are compared."""
     total = FRAME
     for part in parts:
         lengths = (part.query_len + part.key_len) * TOKEN

@@ -39,7 +39,7 @@ class CallSizes(NamedTuple):
 
 
 def describe_array(array: Any) -> ArraySpec:
-    """Return the ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
+    """Return ArraySpec(shape, dtype name) of a NumPy array, or of any array for which `str(dtype)` gives the name."""
     dtype = _name(array.dtype) if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
     return ArraySpec(tuple(array.shape), dtype)
 
@@ -89,7 +89,7 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """Return a copy of the dataclass `one` with other values in fields. Unlike `replace`, it skips `__post_init__`."""
+    """Return `dataclasses.replace(one, **changes)`, made without a call of `__post_init__`."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
@@ -103,7 +103,7 @@ def is_numbers(given: Any) -> bool:
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
     """Return `given`, a number or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
-    If `given` has no real numbers, or `dtype` is not in DTYPES, nothing is rounded; `check_call` then raises an error.
+    Nothing is rounded if `given` is bool, complex or text, or DTYPES lacks `dtype`; `check_call` then raises an error.
 
     Raises:
         SpecError: a list that is no array, or a finite number that becomes infinite.
@@ -122,7 +122,7 @@ def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
 
 
 def holds_long_integers(array: Any) -> bool:
-    """Return whether an array of objects holds integers, some of them beyond 64 bits."""
+    """Return whether `array` has dtype object and holds integers alone, at least one of them beyond 64 bits."""
     if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
         return False
     return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)

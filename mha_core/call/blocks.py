@@ -23,10 +23,10 @@ SMALLEST_BLOCK = 32
 
 
 class Block(NamedTuple, Generic[Part]):
-    """A part of all scores (B, H, Lq, Lk): a slice of each axis, with integer ends.
+    """A part of all scores (B, H, Lq, Lk): for each axis, a slice with integer start and stop.
 
-    In a TensorFlow graph, the start of a part may be known only at run time. Each field is then a
-    `backends.tf.ops.cuts.Span` (a start and a size), or None for the whole axis.
+    In a TensorFlow graph, where a start may be known only at run time, each field is a `backends.tf.ops.cuts.Span`
+    instead (a start and a size), or None for the whole axis.
     """
 
     items: Part
@@ -52,13 +52,13 @@ class Operands(NamedTuple, Generic[Array]):
 
 
 def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
-    """Return how many queries to compute at once: all, or the power of two whose scores fit the budget.
+    """Return how many queries to compute at once: the largest power of two whose scores fit in `budget` bytes.
+
+    It is at least 32, even if 32 do not fit. If `query_len` is smaller, return `query_len`, but at least 1.
 
     Args:
-        query_len: Lq.
-        bytes_per_query: bytes that one more query adds to the block's scores: Lk * itemsize, times the heads that
-            are computed at once.
-        budget: the most bytes of scores in a block, so that they fit in the processor's caches.
+        bytes_per_query: the size of the scores of one query: Lk * itemsize * (heads that are computed at once).
+        budget: the most bytes that a block's scores should have, so that they fit in the processor's caches.
 
     >>> query_block(2048, 2048 * 4, budget=2**21)
     256
@@ -81,7 +81,7 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """An interval of keys for each query, allowed by `valid_lens`, `causal` and `window`: first <= key < stop.
 
-    `first` and `stop` are integer arrays, broadcastable to (B, Lq). `allowed` and `bias` are ignored.
+    `first` and `stop` are integer arrays, broadcastable to (B, Lq). The mask's `allowed` and `bias` are ignored.
     """
 
     first: NDArray[np.int64]
@@ -105,9 +105,7 @@ class Reach(NamedTuple):
 def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
     """Return the interval of keys that `valid_lens`, `causal` and `window` allow each query.
 
-    Args:
-        mask: the mask; its `valid_lens` and `query_offset` are integers or NumPy arrays.
-        sizes: the sizes of the call.
+    The mask's `valid_lens` and `query_offset` must be integers or NumPy arrays.
 
     >>> sizes = CallSizes(batch=2, query_len=6, key_len=8)
     >>> within = reach(AttentionMask(valid_lens=np.array([3, 8]), causal=True), sizes)

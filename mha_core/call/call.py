@@ -36,7 +36,7 @@ class Call(Generic[Array]):
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv). Of a layer without projections
             also (B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv): split into heads.
         mask: the AttentionMask that the caller gave. It says which keys each query may attend to.
-        dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None if dropout is off or draws its own numbers.
+        dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None if dropout is off or the layer draws the mask.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. Past keys stand before
             new ones; Lk counts both, in the mask too.
         rotary: the positions of queries and new keys, in a layer with rotary positions. None: query i stands at
@@ -58,9 +58,9 @@ class Call(Generic[Array]):
     rotary: RotaryInputs | None = None
 
     def map(self, convert: Any) -> Call[Any]:
-        """Return this call with `convert(name, array)` in place of each float array, `dropout_keep` and rotary array.
+        """Return this call with `convert(name, array)` in place of each array, except the arrays of the mask.
 
-        The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
+        A list as `dropout_keep` becomes a NumPy array first (see `mha_core.call.arguments`).
         """
         floats = {name: getattr(self, name) for name in FLOATS}
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
@@ -99,6 +99,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """Return the LayerSpec of a config. `widths` (Dq, Dk, Dv), each None if unknown, replace the config's own."""
+        """Return the LayerSpec of a config. `widths` replaces its (Dq, Dk, Dv), where None stands for any width."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

@@ -36,10 +36,7 @@ def check_call(
 ) -> CallSizes:
     """Check one attention call by shapes and dtypes; return its sizes.
 
-    Args:
-        call: the arguments of the layer.
-        layer: the properties of the layer.
-        describe: returns the ArraySpec of an array of the caller's framework or of NumPy, and None for other objects.
+    `describe` returns the ArraySpec of an array of the caller's framework or of NumPy, and None for other objects.
 
     Raises:
         SpecError: naming the first argument that does not fit, the rule, and what was given.

@@ -32,7 +32,7 @@ class AttentionInputs:
         cotangent: (B, Lq, Do), the gradient of some loss with respect to the output; None: no gradients are computed.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier steps of
             decoding. They stand before the new ones; Lk counts both, in the mask and in every stage. The mask's
-            `query_offset` must be their number.
+            `query_offset` must be Lp.
         rotary: the positions of queries and new keys, or tables of their angles, in a layer with rotary positions;
             None: queries are counted from `query_offset`, new keys from Lp.
 
@@ -121,8 +121,8 @@ class AttentionInputs:
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
         """Return these inputs with rotary tables in place of positions, if a traced layer can't compute the angles.
 
-        Some frequency rules need the largest position. A traced layer knows it only if positions are counted (the call
-        gives none) and if the sizes of the call are known while tracing (`sizes`).
+        Some frequency rules need the largest position. A traced layer does not know it in three cases: the call gives
+        positions, `query_offset` is an array, or the sizes of the call are unknown (`sizes=False`).
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
@@ -131,7 +131,7 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """Return rotary tables of the queries (all, or those in `rows`) and new keys; None without rotary positions."""
+        """Return rotary tables for new keys and queries at `rows` (None: all), or None if `config` has no rotary."""
         if config.rotary is None:
             return None
         made = tables_of_call(config.rotary, self.rotary, self.mask.query_offset, self.check(config))

@@ -31,13 +31,13 @@ class AttentionMask:
         bias: float, broadcastable to (B, H, Lq, Lk), added to the scores after scaling. -inf in it
             excludes that key just as `allowed = False` does; a large finite number is only a number.
         causal: query i stands at position query_offset + i; key j is allowed iff j <= that position.
-        query_offset: an integer, or integers (B,), in -2**31..2**31 - 1. 0 aligns queries and keys at their first
-            elements (top-left), Lk - Lq at their last (bottom-right); with a decoding cache it is
-            the number of past keys. It matters only with `causal` or `window`.
+        query_offset: an integer, or integers (B,), in -2**31..2**31 - 1. With 0, the first query is aligned with the
+            first key (top-left). With Lk - Lq, the last query is aligned with the last key (bottom-right). With a
+            decoding cache it is the number of past keys. It matters only with `causal` or `window`.
         window: (left, right); key j is allowed iff position - left <= j <= position + right.
             None means no limit on that side. (0, 0) allows the key at the query's own position alone.
 
-    Lists and numbers become arrays of NumPy here (see `mha_core.call.arguments`), except a bias: see `with_bias_in`.
+    Lists and numbers become NumPy arrays here (see `mha_core.call.arguments`). A bias becomes one in `with_bias_in`.
 
     Raises:
         SpecError: a list that is no array.
@@ -169,8 +169,8 @@ def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | N
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
     """Return the whole mask as lengths (B, Lq), for layers that take no other mask; None if lengths can't express it.
 
-    Lengths express a mask if each query may attend to its first n keys alone, the same in all heads. If the mask has
-    `valid_lens` alone, they are returned unchanged. Of the bias only -inf counts.
+    Lengths express a mask if each query may attend to its first n keys alone, the same in all heads. If `valid_lens`
+    is the only field that is set, return it unchanged, (B,) or (B, Lq). Finite numbers in the bias are ignored.
 
     >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -189,8 +189,8 @@ def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDAr
 def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
     """Return bools (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
 
-    Such a key is padding. Layers replace its key and value inputs by 0, so that NaN there can't reach a result. In a
-    call of 0 queries, a field that broadcasts over queries, such as `allowed` (B, 1, 1, Lk), still makes padding.
+    Such a key is padding. Layers replace its key and value inputs by 0, so that NaN there can't reach a result. Even
+    with Lq = 0, `valid_lens` (B,) and `allowed` (B, 1, 1, Lk) make padding.
     """
     padding = np.zeros((sizes.batch, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:

@@ -10,8 +10,8 @@ Array = TypeVar("Array")
 class Stages(NamedTuple, Generic[Array]):
     """The seven stages of one call, in the arrays of one framework.
 
-    queries: (B, H, Lq, d). keys: (B, G, Lk, d). values: (B, G, Lk, dv). scores, weights: (B, H, Lq, Lk), the
-    weights before dropout. heads: (B, H, Lq, dv). output: (B, Lq, Do).
+    queries: (B, H, Lq, d). keys: (B, G, Lk, d). values: (B, G, Lk, dv). scores: (B, H, Lq, Lk), scaled and with bias,
+    not masked. weights: (B, H, Lq, Lk), before dropout. heads: (B, H, Lq, dv). output: (B, Lq, Do).
     """
 
     queries: Array

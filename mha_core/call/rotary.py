@@ -27,7 +27,7 @@ class Tables(NamedTuple):
     keys: Any = None
 
     def map(self, convert: Callable[[Any], Any]) -> Tables:
-        """Return these tables with `convert(array)` in place of each array; a shared table is converted once."""
+        """Return a copy with `convert(array)` in place of each array. A table in both places is converted once."""
         queries = Table(*map(convert, self.queries))
         return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 
@@ -47,10 +47,10 @@ class RotaryInputs:
     """The positions of a call's queries and new keys, or tables made of them; arrays of NumPy or of one framework.
 
     Args:
-        positions: the queries' positions: integers >= 0, (Lq,) or (B, Lq); with several axes (axes, B, Lq).
+        positions: integers >= 0 for the queries, (Lq,) or (B, Lq). If each has several coordinates: (axes, B, Lq).
         key_positions: the new keys' positions, likewise. Default: `positions`, if Lq is the number of new keys.
-        cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`;
-            multiplied by the attention factor already, if there is one. A token without rotation has cos 1 and sin 0.
+        cos, sin: tables in place of positions: (Lq, r / 2) or (1 or B, Lq, r / 2), if r channels of a head turn. The
+            attention factor, if any, is in them already. A token without rotation has cos 1 and sin 0.
         key_cos, key_sin: the same for the new keys. Default: `cos` and `sin`; then Lq must be the number of new keys.
 
     Raises:
@@ -112,7 +112,7 @@ class RotaryInputs:
 
     @property
     def is_placed(self) -> bool:
-        """Return whether positions or tables are given; else the positions are counted."""
+        """Return whether positions or tables are given. If not, queries count from `query_offset`, new keys from Lp."""
         return self.positions is not None or self.has_tables
 
 
@@ -227,7 +227,9 @@ def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tab
 
 @lru_cache(maxsize=4)
 def traced_frequencies(settings: Rotary) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-    """Return position axis and frequency of each rotary pair, both (r / 2,), and the attention factor.
+    """Return the axis and the frequency of each rotary pair, both (r / 2,), and the attention factor.
+
+    With positions (axes, B, L), pair k turns by frequency[k] * positions[axis[k]].
 
     Raises:
         SpecError: the frequencies depend on the length of the sequence, which a compiler that traces does not know.
@@ -247,10 +249,10 @@ DIGITS, BASE = 4, 256
 
 @lru_cache(maxsize=4)
 def digit_tables(settings: Rotary) -> Table:
-    """Return cosine and sine (DIGITS, BASE, r / 2) of each base-256 digit's angle, by place, digit and rotary pair.
+    """Return cosine and sine (DIGITS, BASE, r / 2) of angles digit * 256 ** place * frequency, by place, digit, pair.
 
-    In float32, position * frequency is too coarse. Instead, the angles of the position's digits are added. These are
-    made in float64: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    In float32, position * frequency is too coarse. So callers combine the float64 tables of a position's base-256
+    digits: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
         SpecError: as for `traced_frequencies`.

@@ -26,7 +26,7 @@ Symbols = dict[str, tuple[str | None, ...]]
 
 
 def symbols_of(shapes: Mapping[str, Shape]) -> Symbols:
-    """Return array name -> a symbol for each axis, such as "b" for the batch size; None for axes of a fixed size.
+    """Return array name -> symbols of its axes: "b" items, "q" queries, "n" new keys, "p" past keys; None: fixed size.
 
     >>> symbols_of({"queries": (2, 5, 12), "keys": (2, 7, 12), "valid_lens": (2,), "bias": (4, 1, 7)})["bias"]
     (None, None, 'n')
@@ -74,7 +74,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return name -> array for a call's arrays of type `kind`, and pairs (field, value) for the mask's other fields."""
+    """Return a dict of a call's arrays of type `kind`, and tuples of the mask's other fields, as ("causal", True)."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}

@@ -19,11 +19,9 @@ from mha_core.errors import BackendError
 
 
 def declared(group: str, what: str) -> dict[str, EntryPoint]:
-    """Return name -> entry point of a group. It imports nothing.
+    """Return name -> entry point of a group such as "mha.backends". It imports nothing.
 
-    Args:
-        group: such as "mha.backends".
-        what: what one entry point names, in words for the error: "a backend".
+    `what` stands for one entry point of the group in the error message, such as "a backend".
 
     Raises:
         BackendError: two packages declare different things by one name.

@@ -106,7 +106,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def passed_over(folder: Path) -> str:
-    """Return a line about cache files that are ignored because other users own or can write them; "" without any."""
+    """Return a line about cache files that are ignored because other users own or can write them; "" if none are."""
     found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
     if not found:
         return ""
@@ -115,7 +115,7 @@ def passed_over(folder: Path) -> str:
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
-    """Return a folder name of `versions` and a digest, which also covers `others`, such as flags or `machine()`.
+    """Return a folder name made of `versions` and a digest of them and of `others`, such as flags or `machine()`.
 
     >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
     False

@@ -44,11 +44,8 @@ def names_code(text: object) -> bool:
 def defined_in(path: Path, first: str = "weights") -> list[str]:
     r"""Return the names of the public functions and classes of a Python file, which is not run; [] if it can't be read.
 
-    Functions whose first parameter is `first` stand first, then other functions, then classes.
-
-    Args:
-        path: the file.
-        first: the name of the parameter; "" for functions without parameters.
+    Functions whose first parameter has the name `first` come first, then other functions, then classes. With
+    `first=""`, functions without parameters come first.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +79,7 @@ def _methods(one: ast.ClassDef) -> set[str]:
 
 
 def layer_in(path: Path) -> str:
-    r"""Return the NAME in `spec_of(path)` if it is a class with a method such as `forward`, as layers have; else "".
+    r"""Return NAME from `spec_of(path)` (MODULE:NAME), if NAME is a class with a method such as `forward`; else "".
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +136,10 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 
 def spec_of(path: Path) -> str:
-    """Return MODULE:NAME for a Python file ("NAME" if no name is found in it); a `path` of that form unchanged."""
+    """Return MODULE:NAME for a Python file, with the first name in `defined_in(path)`, or "NAME" if there is none.
+
+    A `path` that has the form MODULE:NAME already is returned unchanged.
+    """
     meant = re.search(r"write ([\w.]+:\w+)", spec_meant(str(path)))
     return str(path) if names_code(path) else meant[1] if meant else f"{path.stem}:NAME"
 
@@ -160,7 +160,7 @@ def near_file(path: Path) -> str:
 
 
 def taken_by(path: str | os.PathLike[str]) -> str:
-    """Return a sentence for a path that holds no recording of calls: what it holds, and which command reads that.
+    """Return a text on a path that is no recording of calls: what it is, which command reads it, and how to record.
 
     >>> taken_by("mine:attention").partition("; a")[0]
     'it is code, and no file: `mha check --subject mine:attention` judges a function'

@@ -19,7 +19,6 @@ def parse_json(text: str | bytes, *, what: str, any_integer: bool = False) -> An
     """Parse a JSON text that may come from anybody, and return its value.
 
     Args:
-        text: the text of the file.
         what: the name of the text in messages, with the file's name.
         any_integer: whether integers may be beyond 64 bits, such as 10**30 for "no limit".
 

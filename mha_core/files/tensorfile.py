@@ -75,7 +75,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict[str, NDArray], Mapping[str, str]]:
-    """Return the arrays of a file, except those whose name starts with `leave`, and its metadata.
+    """Return (name -> array, metadata) of a file. Arrays whose names start with `leave` are left out, unless it is "".
 
     Raises:
         SpecError: the file is not whole or its header is refused; the message is one line.

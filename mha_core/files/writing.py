@@ -25,9 +25,8 @@ def check_output(path: str | os.PathLike[str], *, what: str, force: str = "") ->
     """Return the absolute path of a file, after checking that it can be written.
 
     Args:
-        path: the path that the user gave.
         what: the beginning of messages, such as the option "--json".
-        force: the option, for messages, that lets an existing file be replaced; "" if it may always be replaced.
+        force: the option to name in the error that the file exists, such as "--force"; "" if that is no error.
 
     Raises:
         SpecError: `path` is a folder, its folder is missing or not writable, or the file exists and `force` is not "".
@@ -80,7 +79,7 @@ def check_different(**named: Path | None) -> None:
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Return a context manager that gives a temporary path. After the block, the file written there replaces `path`.
 
-    If the block raises, that file is removed. It has the suffix of `path`. OSError: disk full, or no folder.
+    If the block raises, the temporary file is removed. It has the suffix of `path`. OSError: disk full, or no folder.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with written_whole(Path(folder) / "notes.txt") as temporary:

@@ -13,7 +13,7 @@ from mha_core.weights import Weights, check_weights
 
 
 def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> NDArray[np.int64]:
-    """Return indices (d,) of a head's channels that change one kind of rotary pairs to the other.
+    """Return indices (d,) that reorder a head's channels, from one convention of rotary pairs to the other.
 
     Args:
         settings: the layer's rotary settings, whose own `interleaved` is not used.

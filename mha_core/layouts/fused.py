@@ -23,7 +23,7 @@ Order = Callable[[int, int, int], NDArray[np.int64]]
 
 
 def in_a_row(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the row numbers of queries, then keys, then values, in a fused matrix that has them in this order."""
+    """Return the row numbers of queries, then keys, then values, in a matrix that has them in this order: 0, 1, 2..."""
     return np.arange((heads + 2 * groups) * width)
 
 
@@ -38,7 +38,7 @@ def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Return the row numbers of queries, then keys, then values, in a fused matrix of 4 blocks (queries, values, keys).
+    """Return the row numbers of queries, then keys, then values, in a matrix of 4 blocks, each (queries, values, keys).
 
     >>> by_quarters(4, 4, 1)
     array([ 0,  3,  6,  9,  2,  5,  8, 11,  1,  4,  7, 10])
@@ -50,16 +50,16 @@ def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 class FusedLayout(Layout):
-    """A layout with one matrix for the rows of queries, keys and values, all d wide, and an output projection.
+    """A layout with two modules: one matrix for queries, keys and values together, and an output projection.
 
-    The number of key heads follows from the shapes of both matrices.
+    All heads have the same width d. The number of key heads follows from the shapes of both matrices.
 
     Args:
         fused, out: the names of the two modules.
         order: (H, G, d) -> the row numbers of queries, then keys, then values, such as `in_a_row`.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
-        of: the model or library whose layers have this layout, for the summary.
+        of: the library whose layers have this layout; the attribute `summary` begins with it.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Layout(ABC):
 
 
 def heads_or_error(layout: Layout, num_heads: int | None) -> int:
-    """Return `num_heads`; raise SpecError if it is None, since the arrays can't tell it, or below 1."""
+    """Return `num_heads`. SpecError if it is below 1, or None: arrays of this layout don't show the number of heads."""
     if num_heads is None:
         raise SpecError(f"layout {layout.name!r} does not say how many heads there are; give num_heads (--num-heads)")
     if num_heads < 1:
@@ -135,8 +135,6 @@ def heads_or_error(layout: Layout, num_heads: int | None) -> int:
 
 def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: int | None = None) -> AttentionConfig:
     """Return the config of canonical weights; all sizes except the number of heads follow from the shapes.
-
-    `num_kv_heads` follows from the rows of k_proj, because keys and queries are equally wide.
 
     Raises:
         SpecError: the rows can't be split into that many heads, or the shapes contradict each other.
@@ -230,12 +228,10 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """Return copies of the gradients with canonical names, order and shapes, in their own dtype.
 
-    Gradients may have NaN or infinity, which layouts refuse. So arrays of indices are converted in their place, and
-    the gradients are then taken by index. Gradients of biases that the config lacks are dropped: some layers have
-    one switch for all biases.
+    Gradients may have NaN or infinity, which layouts refuse. So the layout reads arrays of element numbers, and its
+    result tells where each gradient belongs. Gradients of biases that the config lacks are dropped.
 
     Args:
-        layout: the layout of the layer.
         config: the config of the weights from which the layer was made.
         gradients: relative name -> gradient, for each of the layer's arrays.
 

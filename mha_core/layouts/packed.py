@@ -114,7 +114,10 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether `Layout.fits` is true and, if `checks_sizes`, each matrix has rows for its projections."""
+        """Return whether `Layout.fits` is true and, if `checks_sizes`, each matrix has the right number of rows.
+
+        A matrix that packs n projections must have n times as many rows as the output projection has columns.
+        """
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)

@@ -89,7 +89,7 @@ class Probe:
         return f"{self.batch} x {lengths}, {self.mask or 'no mask'}"
 
     def within(self, positions: int | None) -> Probe:
-        """Return the probe with at most `positions` queries and keys; unchanged for None.
+        """Return the probe cut to `positions` queries and keys (None: not cut). Rows beyond the last become the last.
 
         >>> Probe(1, 300, 277, rows=(0, 150, 299)).within(40)
         Probe(batch=1, query_len=40, key_len=40, mask=None, times=1.0, self_attention=False, rows=(0, 39))
@@ -129,9 +129,8 @@ class Reading:
         run: inputs -> the layer's results by stage, at least "output"; it must leave the layer unchanged.
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
-        meant: inputs -> inputs that include what the layer adds itself, such as its own window in the mask.
-        natives: names under which `mha check` tests the framework's own layer of this kind. Known deviations of that
-            layer are looked up by these names.
+        meant: inputs -> the same inputs and what the layer adds to them, such as its own window in the mask.
+        natives: values of `mha check --subject` for this kind of layer, by which its known deviations are looked up.
     """
 
     name: str
@@ -158,12 +157,13 @@ def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
 
 
 def check_reading(reading: Reading) -> None:
-    """Run a live layer on PROBES; raise SpecError if its results differ from the reference's with the same weights.
+    """Run a live layer on random calls; raise SpecError if its results differ from the reference's with its weights.
 
-    Rows without an allowed key are not compared, because every framework deviates from the definition there.
+    Rows without an allowed key are not compared, because every framework deviates from the reference there.
 
     Raises:
-        SpecError: the layer computes something else (the message has the first difference), or could not be run.
+        SpecError: the layer computes something else (the message has the first difference), or could not be run. The
+            message names `probe=False`, an argument of the functions that call this one, which skips the check.
 
     >>> from mha_core import AttentionConfig, init_weights, reference
     >>> config = AttentionConfig(6, 2)

@@ -33,7 +33,7 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 class FrequencyRule:
     """A rule that changes rotary frequencies: `frequencies` returns them, (r / 2,), and the attention factor.
 
-    Its argument `length` is the largest position of the call and its past, plus 1.
+    The `length` given to `frequencies` is the largest position of the call and its past, plus 1.
 
     Raises:
         SpecError: a field that is no number, or out of its range.

@@ -41,8 +41,8 @@ class QueryKeyNorm:
         weight: "shared": one (d,) for all heads. "per_head": (H * d,) for queries and (G * d,) for keys. "none". Scope
             "all" excludes "shared".
         bias: whether there are biases in the shape of the weights.
-        product: in half precision, the dtype of the product with the weight: "float32" (Gemma, OLMo 2), or "dtype", the
-            layer's (Llama, Qwen). The mean is always in float32 or float64.
+        product: how a half-precision layer multiplies by the weight. "float32" (Gemma, OLMo 2) means in float32, and
+            "dtype" (Llama, Qwen) in the layer's dtype. The mean is always in float32 or float64.
 
     Raises:
         SpecError: a field that is out of its range, or contradicts another.
@@ -152,7 +152,7 @@ class Normed(NamedTuple):
 
 
 def norm(x: NDArray, settings: QueryKeyNorm, weight: NDArray | None, bias: NDArray | None) -> Normed:
-    """Return the norm of heads x (B, heads, L, d), and its steps; weight and bias are (d,), (heads * d,) or None.
+    """Return the norm of x (B, heads, L, d) and its steps as one Normed. weight, bias: (d,), (heads * d,) or None.
 
     >>> norm(np.array([[[[3.0, 4.0]]]]), QueryKeyNorm(eps=1e-12), np.array([1.0, 2.0]), None).result.round(3)
     array([[[[0.849, 2.263]]]])

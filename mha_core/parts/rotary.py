@@ -34,7 +34,7 @@ class Rotary:
         start: whether the "first" or the "last" r channels of a head turn.
         base: theta: pair k of a query at position p turns by p * theta ** (-2 k / r).
         rule: a rule of `mha_core.parts.frequencies`, or a mapping such as `rope_parameters` that names one.
-        sections: how many pairs turn with each axis of positions (axes, B, L); their sum is r / 2. Default: one axis.
+        sections: how many pairs turn by each coordinate (axis) of positions (axes, B, L), r / 2 in all. None: one axis.
         sections_interleaved: whether axes take turns over the pairs (Qwen3-VL), else each has its pairs in a row
             (Qwen2-VL). Not to be confused with `interleaved`.
         max_positions: all positions are below it, which is checked where they can be read. Default: no limit.
@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return a Rotary that has only what given tables leave open: which channels turn, and which two are a pair."""
+        """Return a Rotary with `width`, `interleaved` and `start` alone. A call that gives tables needs no others."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property

@@ -59,7 +59,7 @@ def d_scores(state: State) -> NDArray:
 
 
 def d_bias(state: State) -> NDArray | None:
-    """Return the gradient of the mask's additive bias, in its own shape: summed over axes along which it broadcasts."""
+    """Return the gradient of the mask's additive bias, summed to the bias's shape; None if the mask has no bias."""
     bias = state.inputs.mask.bias
     if bias is None:
         return None
@@ -141,7 +141,6 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
     """Return the gradients of a norm's input and parameters. AssertionError if the layer has no norm in this order.
 
     Args:
-        state: the run so far.
         order: "before" or "after": whether the norm acts before the rotation of queries and keys or after it.
         name: "q_norm" or "k_norm".
     """
@@ -153,7 +152,10 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient before the norm `name`; without a norm in this `order`, it passes unchanged."""
+    """(B, heads, L, d): the gradient with respect to the input of a norm; `order` and `name` as in `through_norm`.
+
+    If the layer has no norm in this order, the gradient with respect to the norm's output is returned.
+    """
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]

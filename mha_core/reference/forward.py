@@ -132,7 +132,7 @@ def normed(state: State, name: str, x: NDArray) -> Normed | None:
 
 
 def norm_if(state: State, order: str, name: str, x: NDArray) -> NDArray:
-    """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+    """(B, heads, L, d): the norm of x if the layer has it in this `order`, "before" or "after" the rotation; else x."""
     settings = state.config.query_key_norm
     made = normed(state, name, x) if settings is not None and settings.order == order else None
     return x if made is None else made.result

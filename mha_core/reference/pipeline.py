@@ -57,7 +57,7 @@ def run_state(
 ) -> State:
     """Compute attention as `run` does, and return the State, which holds the array of every step.
 
-    With `sizes`, the result of an earlier check, weights and inputs are not checked again. Raises as `run` does.
+    If `sizes`, which an earlier check returned, is given, nothing is checked again. Raises as `run` does.
     """
     check_numpy()
     if sizes is None:

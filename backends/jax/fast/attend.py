@@ -32,14 +32,12 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
-        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are one array
-            each, or two (the past and the new ones), which are joined only if there are several blocks.
-        score: the score function.
-        mask: the mask of the call.
-        dropout: the dropout layer; it acts only in training.
-        training: whether this is training.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are tuples
+            of one array, or of two: those of the KV cache and the new ones.
+        score, mask: the score function and the mask of the call.
+        dropout, training: the dropout layer, which acts only if `training` is True.
         query_block: the most queries to compute at once. None: as many as fit in the memory budget.
-        precision: the precision of matrix products, as in the layer.
+        precision: the `precision` argument of `jax.numpy.matmul`.
     """
     batch, num_heads, query_len, width = operands.queries.shape
     groups, value_width = operands.values[0].shape[1], operands.values[0].shape[-1]

@@ -34,9 +34,9 @@ Starts = dict[int, Any]
 class Static(NamedTuple):
     """The arguments of a call that are not arrays (static in jit). Each combination of them is compiled once.
 
-    score: the score function of the layer, without its vector.
+    score: the layer's score function, without the vector of an additive score.
     rate: the rate of dropout; 0 outside training.
-    precision: the precision of matrix products, as in the layer.
+    precision: the `precision` argument of `jax.numpy.matmul`.
     """
 
     score: Score
@@ -45,10 +45,11 @@ class Static(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """The differentiable arrays of one call or a block of it; or, in the same fields, their tangents.
+    """The differentiable arrays of a call or of a block (a part of its scores), or the tangents of these arrays.
 
-    queries: (B, G, R, Lq, d), the scaled queries; R is how many query heads read a key head.
-    keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), each as a tuple of arrays to join along the last axis.
+    queries: (B, G, R, Lq, d), the scaled queries; R = H / G query heads share a key head.
+    keys, values: tuples of arrays. Concatenated on the last axis, they are (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk).
+        The two axes of size 1 broadcast against R and Lq of the queries.
     vector: (1, 1, 1, 1, S), the vector of the additive score; None for a dot product.
     bias: (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk), the bias of the mask; None without one.
     """
@@ -66,11 +67,11 @@ class Floats(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """The arrays of one call, or of a block of it, that have no gradients.
+    """The arrays of one call, or of one block, that have no gradients.
 
     mask: the mask without its bias; its arrays are (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
     rng, number: the random key of dropout, and an integer that differs from block to block; None without dropout.
-    starts: axis -> first index of the block, if `mask` is that of the whole call; {} if it is that of the block.
+    starts: axis -> index in `mask` where the block begins; {} if `mask` is already cut to the block.
     """
 
     mask: Mask
@@ -79,7 +80,7 @@ class Constants(NamedTuple):
     starts: Starts
 
     def of_block(self, sizes: tuple[int, ...]) -> Constants:
-        """Return these Constants with the mask cut to the block that begins at `starts`, of `sizes` (B, G, R, Lq)."""
+        """Return these Constants with the mask cut to a block of shape `sizes` (B, G, R, Lq) from `starts` on."""
 
         def cut(x: Array) -> Array:
             axes = [axis for axis in self.starts if x.shape[axis] not in (1, sizes[axis])]

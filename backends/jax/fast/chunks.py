@@ -33,7 +33,8 @@ class Chunks(NamedTuple):
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
     """Return how many queries, groups and batch items to compute at once within the memory budget.
 
-    Queries: as many as fit. Groups: all if they fit, else one. Batch items: all if they fit, else one.
+    `bytes_per_query` is the memory for the scores of one query in one group. Queries: the most of one group that fit.
+    Groups: all if the scores of a batch item fit, else one. Batch items: all if the scores of the call fit, else one.
     """
     of_item = bytes_per_query * query_len * groups
     return Chunks(
@@ -44,9 +45,9 @@ def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> 
 
 
 def in_chunks(compute: Compute, chunks: Chunks, floats: Floats) -> Array:
-    """Return the heads of a whole call, joined from those of its chunks.
+    """Return the heads of a whole call. They are computed chunk by chunk, then joined.
 
-    `compute(starts, floats)` returns the heads of one chunk. `starts`: axis -> the chunk's first index.
+    `compute(starts, floats)` returns the heads of one chunk. `starts`: axis -> index where the chunk begins.
     """
     compute = partial(_in_a_loop, compute, (QUERIES,), chunks.queries)  # the innermost
     # The gradient of a bias of all items or of all groups is a sum over the others: these have a loop of their own.

@@ -64,9 +64,10 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a module that `choose(name, module)` accepts.
+    """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    See `mha.recordings.hooks.Hooks.watch`. Linen makes new modules in each call, so `choose` runs in each call.
+    The calls are `choose(name, module)`, `begun(name, module, call)` and `seen(name, module, arguments, output)`: see
+    `mha.recordings.hooks.Hooks.watch`. Linen makes new modules in each call, so `choose` runs in each call.
     """
     watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
     with watching(target, choose, seen, begun):

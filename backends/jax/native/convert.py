@@ -137,7 +137,7 @@ def to_linen(
         options: further fields of the layer, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't have these sizes, score or heads; or `backends.jax.from_weights` would raise it.
+        SpecError: the layer can't have these sizes, score or heads; or `backends.jax.from_weights` refuses the weights.
 
     >>> import jax, numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -197,7 +197,7 @@ def to_nnx(
     """Return a flax.nnx.MultiHeadAttention with these weights; its keys and values must have the same width.
 
     Raises:
-        SpecError: key_dim and value_dim differ, or `to_linen` would raise it.
+        SpecError: key_dim and value_dim differ, or `to_linen` refuses the config or the weights.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -234,7 +234,7 @@ def to_nnx(
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Return the config of an nnx layer, and its weights by canonical name, as read-only NumPy copies.
 
-    `probe` and errors are those of `from_linen`. The probe runs a copy of the layer.
+    `probe` and the errors are as in `from_linen`. The probe runs a copy of the layer.
     """
     _refuse(layer, normalize_qk=False, decode=False)
     params = trees.pure_dict(nnx.state(layer, nnx.Param))
@@ -259,7 +259,7 @@ def to_d2l(
     """Return d2l.ai's layer (see `backends.jax.native.d2l`), and the variables to apply it with.
 
     Raises:
-        SpecError: `to_linen` would raise it; or a projection's output is not as wide as the layer (num_hiddens).
+        SpecError: `to_linen` refuses the weights; or a projection's output is not as wide as the layer (num_hiddens).
     """
     hiddens = one_width("d2l.ai's layer", config)
     arrays, param_dtype = _layer_arrays(D2L, config, weights, dtype)

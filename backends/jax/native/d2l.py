@@ -66,7 +66,7 @@ class D2lMultiHeadAttention(nn.Module):
 
 
 def masked_softmax(scores: Array, valid_lens: Array | None) -> Array:
-    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
+    """Return the softmax of scores (N, Lq, Lk) over the keys. Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> masked_softmax(jnp.zeros((1, 1, 4)), jnp.array([0]))  # nothing is allowed: a uniform row
     Array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)

@@ -56,7 +56,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
+    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
@@ -118,7 +118,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Return a context in which calls inside `jax.grad` are recorded too. Its tracers have values, unlike jit's."""
+    """Return a context in which calls inside `jax.grad` are recorded too: grad's tracers have values, jit's do not."""
     differentiated.append(True)
     try:
         yield
@@ -217,7 +217,7 @@ def pulled(
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """Return (names of direct submodules with parameters, function that returns the `id` of each module inside).
+    """Return (names of direct submodules with parameters, function that returns the `id`s of all modules inside).
 
     The second item is None for linen, which makes new modules in each call.
     """
@@ -241,7 +241,7 @@ def modules_in(module: Any) -> list[tuple[str, Any]]:
 
 
 def projects(module: Any) -> bool:
-    """Return whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
+    """Return whether a module is a linear projection, that is an nnx.Linear or an nnx.LinearGeneral."""
     return isinstance(module, (nnx.Linear, nnx.LinearGeneral))
 
 

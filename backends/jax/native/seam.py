@@ -25,9 +25,9 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` runs in place of each `jax.nn.dot_product_attention` inside the target.
+    """Return a context in which `handle` runs in place of each call of `jax.nn.dot_product_attention` in the target.
 
-    `handle(AttentionCall)` gives the result. The call's `module` is the innermost running Flax module.
+    `handle(AttentionCall)` returns the call's result. `AttentionCall.module` is the innermost running Flax module.
     """
     names = {}
     if isinstance(target, nnx.Module):

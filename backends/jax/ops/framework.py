@@ -77,7 +77,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """Return the parameters' dtype of a bound linen module; None if it has no parameters, or a `dtype` to cast to."""
+    """Return the dtype of a bound linen module's parameters. None if it has none, or casts them to its `dtype`."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
@@ -101,9 +101,10 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """Return the argument `name`, a NumPy array or a list of JAX arrays, as one JAX array (dtype None: its own dtype).
+    """Return `array` (a NumPy array or a list of JAX arrays) as one JAX array. `name` is for error messages.
 
-    Anything else is returned unchanged, as are arrays that `mha_core` refuses or JAX would narrow.
+    `dtype` is the dtype for a NumPy array; None keeps its own. Anything else is returned unchanged, and so are arrays
+    that `mha_core` refuses or JAX would narrow.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return jnp.asarray(array)
@@ -143,7 +144,7 @@ def to_numpy(array: jax.Array) -> NDArray:
 
 
 def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
-    """Return the input width of a Dense: `declared`, else that of the kernel at `path`; None without a kernel."""
+    """Return a Dense's input width: `declared`, or else that of the kernel at `path`. None if there is no kernel."""
     if declared is not None:
         return declared
     node: Any = variables

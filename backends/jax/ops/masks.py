@@ -23,7 +23,7 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 
 
 class Mask(struct.PyTreeNode):
-    """The mask of a call, or of one `Block` of its scores, in JAX. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores, in JAX. A field is None if its argument is not given.
 
     key_len: Lk, the number of past and new keys. It is static; all other fields are leaves of a pytree.
     first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): valid_lens, causal and window allow key j iff
@@ -31,8 +31,8 @@ class Mask(struct.PyTreeNode):
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp).
     """
 
     key_len: int = struct.field(pytree_node=False)
@@ -104,7 +104,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -129,7 +129,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without the padding fields; if `block` is None, the mask itself."""
+    """Return the mask cut to a block, without its padding fields. Return the mask unchanged if `block` is None."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -196,7 +196,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
 
 
 def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """Return the integers in JAX's default integer dtype. Unless they were checked, they are clipped to the limits."""
+    """Return the integers in JAX's default integer dtype. They are clipped to the limits unless `is_checked`."""
     if isinstance(integers, int):
         return integers
     integers = jnp.asarray(integers)

@@ -42,7 +42,7 @@ class HeadNorm(nn.Module):
                 self.bias = self.param("bias", nn.initializers.zeros, shape, self.param_dtype)
 
     def __call__(self, x: Array, order: Order) -> Array:
-        """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+        """Return x (B, heads, L, d), normalized if `order` ("before" or "after" rotation) equals `settings.order`."""
         settings = self.settings
         if settings.order != order:
             return x

@@ -37,8 +37,8 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
         dtype: the dtype of the tables, which must be the dtype of the projected queries and keys.
 
     Raises:
-        SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies
-            depend on the length.
+        SpecError: a position is out of range (traced positions are not checked); or the layer's frequencies depend on
+            the length, and positions are traced.
     """
     if settings is None:
         return Tables()

@@ -45,7 +45,7 @@ _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_sl
 
 
 class Floats(NamedTuple):
-    """The differentiable arrays of one call; or, in the same fields, an item for each, such as its gradient or a flag.
+    """The differentiable arrays of one call, in tuples. Other values, such as gradients, may stand in their places.
 
     queries: a tuple of one array (B, H, Lq, d).
     keys, values: one array each, or two (the past and the new ones): (B, G, L, d) and (B, G, L, dv).
@@ -65,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return a Floats with fields as long as these, filled with the items of a list: the inverse of `in_a_row`."""
+        """Return a Floats with tuples of the same lengths, filled in order from a list like that of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -83,12 +83,10 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without ever storing all scores (B, H, Lq, Lk).
 
     Args:
-        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be two arrays
-            each, the past and the new ones.
-        score: the score function.
-        mask: the mask of the call.
-        dropout: the rate of dropout; it acts only in training.
-        training: whether this is training.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are tuples
+            of one array, or of two: those of the KV cache and the new ones.
+        score, mask: the score function and the mask of the call.
+        dropout, training: the rate of dropout, which acts only if `training` is True.
         query_block: how many queries to compute at once. None: as many as fit in the memory budget.
     """
     queries, keys, values = operands
@@ -147,10 +145,10 @@ def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
 
 
 class Rules(NamedTuple):
-    """The mask, score function and dropout of a call. Its method `of` returns those of one block.
+    """The mask, score function and dropout of a call. The method `of` combines them for one block.
 
     dropout: the rate of dropout; 0 outside training.
-    seed: the seed of dropout's random numbers; None if it draws none.
+    seed: the seed of dropout's random numbers; None if dropout draws none.
     dtype: the name of the scores' dtype.
     """
 
@@ -167,7 +165,7 @@ class Rules(NamedTuple):
         return any(source is not None and source.shape[1] > 1 for source in sources)
 
     def of(self, block: Block | None) -> BlockAttention:
-        """Return the BlockAttention of a block, or if `block` is None, that of the whole call as one block."""
+        """Return the BlockAttention of a block. `block=None` means the whole call as one block."""
         mask = part_of(self.mask._replace(keep=None), block)
         keep = self._keep(mask.shape, block)
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)

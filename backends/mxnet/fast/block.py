@@ -34,9 +34,9 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of the arrays of a block. `keys` and `values` hold one for each array of keys and of values.
+    """The gradients of a block's arrays. `keys` and `values` are lists of one gradient, or of two (past and new).
 
-    scores: the gradient of the scores. Its sum over the axes along which the bias broadcasts is that of the bias.
+    scores: the gradient of the scores. Summed over the bias's broadcast axes, it is the gradient of the bias.
     vector: the gradient of the additive score's vector; None for a dot product.
     """
 
@@ -49,15 +49,15 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Exclusion:
-    """The keys of a block that its queries may not attend to; the other keys are called open.
+    """The keys of a block that its queries may not attend to, given as a mask (`open`) or as lengths (`stop`).
 
     A row is one query of one head and item: the first three axes of the scores are folded into one.
 
-    start: the keys before this index are open in every row.
-    stop: int32 (rows,), how many keys from `start` on are open in each row; the keys after these are excluded.
-    open: (rows, keys), 1 where a key is open, else 0. Either `open` or `stop` is given.
-    empty: whether some row may have no open key.
-    fillings: a cache of the constant arrays, with the shape of `open`, that `fill` needs.
+    stop: int32 (rows,). Each row may attend to its first `start + stop[row]` keys. None if `open` is given.
+    open: (rows, keys), 1 where a row may attend to a key, else 0. None if `stop` is given.
+    start: the number of first keys that every row may attend to.
+    empty: whether there may be a row that may attend to no key.
+    fillings: a cache of the method `fill`: (value, dtype) -> an array like `open`, filled with this value.
     """
 
     stop: Array | None = None

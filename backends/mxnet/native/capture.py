@@ -39,7 +39,7 @@ from_native = native.from_native
 
 
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return (names of direct children with parameters, function that returns the `id` of each block inside)."""
+    """Return (names of direct children with parameters, function that returns the `id`s of all blocks inside)."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
@@ -71,9 +71,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a block that `choose(name, block)` accepts.
+    """Return a context that calls `begun` before and `seen` after each call of a block that `choose` accepts.
 
-    See `mha.recordings.hooks.Hooks.watch`. Gluon's hooks get no keywords, so the context replaces `forward`.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. Gluon's hooks get no keywords: `forward` is replaced.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:

@@ -82,9 +82,9 @@ def from_native(
             since the names of parameters prove little. Hooks run too. The block is left as it was.
 
     Raises:
-        SpecError: the parameters fit no layout, have no size yet, or are not finite; the number of heads is not known;
-            or, unless probe=False, the block computes something else or can't be run (its forward has other arguments
-            than the layers here; the interleaved operators have no float64).
+        SpecError: the parameters fit no layout, have no size yet, or are not finite; the number of heads is not known.
+            Unless probe=False, also if the block computes something else, if its `forward` has other arguments than
+            the layers here, or if it runs an interleaved operator in float64.
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, head_dim=5, bias={"q_proj": True, "k_proj": True, "v_proj": True})

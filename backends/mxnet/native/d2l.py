@@ -16,7 +16,7 @@ FILL = -1e6
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
+    """Return the softmax of scores (N, Lq, Lk) over the keys. Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> weights = masked_softmax(mx.np.zeros((2, 1, 4)), mx.np.array([2, 0]))
     >>> weights[:, 0].asnumpy().tolist()

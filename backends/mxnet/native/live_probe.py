@@ -23,7 +23,7 @@ Call = Callable[[Any, AttentionConfig, AttentionInputs, ToArray], Any]
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a block computes attention with these weights. Its arguments' names say how to call it."""
+    """Raise SpecError unless a block computes attention with these weights, or if `forward` has unknown arguments."""
     name = type(block).__name__
     told = _arguments(block)
     found = next((way for way in WAYS if told[: len(way)] == way), None)
@@ -60,7 +60,7 @@ def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
 
 @contextmanager
 def as_found(block: mx.gluon.Block) -> Iterator[None]:
-    """Return a context in evaluation mode without gradients. Its end restores the attributes of all blocks inside."""
+    """Return a context in evaluation mode without gradients. On exit, `block` and its children are as before."""
     parts: list[mx.gluon.Block] = []
     block.apply(parts.append)
     kept = [(part, dict(vars(part))) for part in parts]

@@ -33,7 +33,7 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
+    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
     return module is held
 
 

@@ -143,8 +143,8 @@ class DenseAttentionSubject(FoldedSubject):
 class InterleavedSubject(GluonSubject):
     """A base of the two test subjects that call the interleaved operators as Sockeye does, time-major.
 
-    The layer multiplies one input by a matrix that packs several projections. To test it with queries, keys and values
-    that differ, each of them is multiplied by the whole matrix, and only its own projection is kept.
+    The layer multiplies one input by a packed matrix of several projections. Tests have different queries, keys and
+    values: the matrix multiplies all three. Of the queries' product, only the query part is used, and so on.
     """
 
     dtypes = ("float32",)

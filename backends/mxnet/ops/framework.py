@@ -72,7 +72,7 @@ def context_of(name: str) -> mx.Context:
 
 
 def check_computes(name: str, dtype: Any) -> str:
-    """Return the dtype's name. BackendError, which calls the array `name`, if MXNet does not compute in this dtype."""
+    """Return the dtype's name. Raise BackendError, which tells the array's `name`, if MXNet can't compute in it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if dtype_name not in MXNET_DTYPES:
         raise BackendError(
@@ -102,10 +102,10 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """Return an mx.nd array (with its gradient), a NumPy array or a list of arrays as one mx.np array on `ctx`.
+    """Return `array` (an mx.nd array, a NumPy array or a list of arrays) as one mx.np array on `ctx`.
 
-    Anything else is returned unchanged, and so are arrays that `mha_core` refuses, or whose dtype MXNet lacks. `dtype`
-    is the dtype for a NumPy array; None keeps its own.
+    An mx.nd array keeps its gradient. `dtype` is the dtype for a NumPy array; None keeps its own. Anything else is
+    returned unchanged, and so are arrays that `mha_core` refuses, or whose dtype MXNet lacks.
     """
     if isinstance(array, mx.nd.NDArray):
         return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)

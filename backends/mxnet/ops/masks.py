@@ -30,18 +30,18 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     shape: (B, H, Lq, Lk), the shape of all scores, or of those in the block.
-    ctx: the context where its arrays are.
-    reach: the keys that valid_lens, causal and window allow each query, in NumPy; None if they allow all keys.
+    ctx: the context of the mask's arrays.
+    reach: NumPy arrays (first, stop): valid_lens, causal, window allow key j iff first <= j < stop. None: all keys.
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to. Both are None in the mask of a block.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp). Both are None in the mask of a block.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -128,7 +128,7 @@ def additive_bias(mask: Mask) -> mx.np.ndarray | None:
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without bounds where these allow all keys; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `reach` excludes no key in it, `reach` becomes None."""
     if block is None:
         return mask
     within = mask.reach

@@ -20,10 +20,10 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
-    """Return a function of mx.np arrays that runs MXNet's operator `name`.
+    """Return a function of mx.np arrays that runs MXNet's operator `name` with these attributes.
 
-    Keywords of the function are further attributes, except `out`, the array or list of arrays to write into. MXNet's
-    own function is slower, because it encodes all attributes in every call.
+    The returned function also takes `out`, the array or list of arrays to write into, and more attributes as keywords.
+    MXNet's own function is slower, because it encodes all attributes in every call.
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
@@ -90,7 +90,7 @@ def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
-    """Register `backward`, while autograd records, to compute the gradients of `inputs` from those of `outputs`.
+    """If autograd is recording, register `backward` to compute the gradients of `inputs` from those of `outputs`.
 
     mx.autograd.Function would stop at the first input that needs no gradient, and overwrite gradients instead of
     adding to them. `backward` runs in a thread of MXNet, which has settings of its own.

@@ -43,7 +43,7 @@ class HeadNorm(mx.gluon.Block):
                 self.bias = self.params.get("bias", shape=(size,), init=mx.init.Zero(), dtype=dtype)
 
     def forward(self, x: mx.np.ndarray, order: Order) -> mx.np.ndarray:
-        """Return x (B, heads, L, d), normalized if the layer norms in this `order` ("before" or "after" rotation)."""
+        """Return x (B, heads, L, d), normalized if `order` ("before" or "after" rotation) equals `settings.order`."""
         settings = self.settings
         if settings.order != order:
             return x

@@ -28,10 +28,11 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """A division of the queries into `count` blocks of `size`, then one of `rest` (integers, or tensors in a graph).
+    """A division of the queries into `count` blocks of `size` queries, and one block of the remaining `rest` queries.
 
-    bands: the number of loops that run the blocks, one loop after the other; each loop uses only the keys that its
-        queries need. 0: the blocks are unrolled if their number is known and small; else one loop runs them all.
+    size, count, rest: integers, or scalar tensors in a graph.
+    bands: the number of `tf.while_loop`s that run the blocks, one after the other. Each loop uses only the keys that
+        its queries need. 0: no loop (unrolled) in eager mode or for a few blocks; otherwise one loop with all keys.
     """
 
     size: Any
@@ -40,10 +41,11 @@ class Blocks(NamedTuple):
     bands: int = 0
 
     def each(self, step: Callable[[Span, Rows | None], tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
-        """Run `step` on each block in turn; return the rows of all blocks, joined on axis 2, and the final sums.
+        """Run `step` on each block in turn. Return (the blocks' rows, joined on axis 2; the sums of the last step).
 
-        `step(queries, sums)` takes a block's queries and the sums so far (None at first), and returns the block's rows
-        and the new sums. Only one block is in memory at a time.
+        `step(span, sums)` gets a block's Span of queries and the sums of the step before (None at first). It returns
+        two tuples of tensors: rows (B, H, n, ...) for the block's n queries, and sums over all blocks so far. Only one
+        block is in memory at a time.
         """
         size, count, rest, bands = self
         sums: Any = None
@@ -79,7 +81,7 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a call: a Span of batch items and a Span of key heads (None: all), and its blocks of queries."""
+    """A part of a call: a Span of batch items, a Span of key heads (each None for all), and its Blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None
@@ -99,7 +101,7 @@ class Chunk(NamedTuple):
         return Chunk(items, kv_heads, self.blocks)
 
     def written_out(self) -> Chunk:
-        """Return this chunk with `bands=0`, so that its blocks are unrolled if their number is known and small."""
+        """Return this chunk with `bands=0` in its Blocks: a few blocks then run without a `tf.while_loop`."""
         return self._replace(blocks=self.blocks._replace(bands=0))
 
     @property
@@ -114,7 +116,7 @@ class Chunk(NamedTuple):
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """Return a context whose operations run after those that made these blocks, in a graph as in eager code."""
+    """Return a context. Operations in it run after those that made `blocks`, in a graph as in eager code."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 
@@ -126,7 +128,7 @@ def chunks_of(
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
-        mask: the mask of the call, with the bias that the blocks use.
+        mask: the mask of the call, including its bias.
         bytes_per_score: the bytes of memory for one score.
         block: how many queries a block has. None: as many as fit in the memory budget.
     """
@@ -159,11 +161,11 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """Return one array from the arrays of all chunks, concatenated, or added where an axis has size 1.
+    """Return the arrays of all chunks as one array, concatenated on axes 0 (batch items) and 1 (heads).
 
     Args:
         parts: a list for each span of items; each list has an array for each span of key heads.
-        shape: the shape of the whole array, (B or 1, heads or 1, ...).
+        shape: the shape of the result, (B or 1, heads or 1, ...). Along an axis of size 1, the arrays are added.
     """
     row = tuple(parts[0][0].shape[2:])
     if shape[0] != 1 != shape[1] and None not in (*shape[:2], *row):

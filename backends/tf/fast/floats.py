@@ -13,7 +13,7 @@ from backends.tf.ops.masks import Part
 
 
 class Floats(NamedTuple):
-    """The differentiable tensors of one call or a part of it; or, in the same fields, their gradients.
+    """The differentiable tensors of one call or of a part of it, or the gradients of these tensors.
 
     queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv). vector: (S,), of the additive score, or None.
     bias: of rank 4, broadcastable to (B, H, Lq, Lk), -inf where it excludes; or None.

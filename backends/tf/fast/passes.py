@@ -24,7 +24,7 @@ from mha_core.call.blocks import Block
 
 
 class Dropping(NamedTuple):
-    """The dropout of a call: its `rate`, and the `seed` of its random numbers, or None if it draws none."""
+    """The dropout of a call: its `rate`, and the `seed` of its random numbers. `seed` is None if none are drawn."""
 
     rate: float
     seed: tf.Tensor | None
@@ -40,7 +40,7 @@ class Dropping(NamedTuple):
     def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
         """Return the factors of dropout on these queries' weights, 0 or 1 / (1 - rate); None without dropout.
 
-        Each call for the same queries returns the same factors, so that the backward pass can repeat it.
+        Each call for the same queries returns the same factors, so that the backward pass can repeat the dropout.
         """
         if mask.keep is not None:
             kept = mask.keep
@@ -54,7 +54,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward pass of one call. Both take the bias in `floats`; `mask` has none."""
+    """The forward and backward pass of one call. Both take the bias from `floats`, not from `mask`."""
 
     score: Score
     mask: Mask
@@ -62,7 +62,7 @@ class Passes:
     chunks: list[list[Chunk]]
 
     def written_out(self) -> Passes:
-        """Return these passes with `bands=0`, so that blocks are unrolled if their number is known and small."""
+        """Return these passes with `bands=0` in all Blocks: a few blocks then run without a `tf.while_loop`."""
         return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
 
     def forward(self, floats: Floats) -> Rows:

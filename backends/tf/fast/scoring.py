@@ -17,7 +17,7 @@ LARGEST_SCALE = 1e9
 
 
 def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
-    """Return (B, H, n, m): the scores with softcap and without bias. Keys are not repeated for the heads of a group."""
+    """Return the scores (B, H, n, m) after softcap, before bias. Keys are not copied for the heads that share them."""
     folded = fold_groups(queries, keys.shape[1])
     if score.vector is None:
         scores = dot_score(folded, keys, score.scale)
@@ -27,9 +27,9 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
 
 
 def doubtful_scores(floats: Floats, score: Score) -> tf.Tensor | None:
-    """Return whether a score may be NaN or infinite. Return None if the scores must be looked at instead.
+    """Return a bool tensor: False if all scores are finite, True if one may not be. None: the test can't be used.
 
-    If the product of the sums of squares of queries, keys and vector is finite, so is every score.
+    The test: all scores are finite if the sums of squares of queries, keys and vector have a finite product.
     """
     given = [x for x in (floats.queries, floats.keys, floats.vector) if x is not None]
     if not _fewer_numbers(floats) or floats.bias is not None or is_traced_for_xla() or abs(score.scale) > LARGEST_SCALE:
@@ -75,5 +75,5 @@ def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    """Return x (B, H, n, m) @ values (B, G, m, dv), shared by H / G heads. `transpose`: x (B, H, n, dv) @ values^T."""
+    """Return x (B, H, n, m) @ values (B, G, m, dv). H / G heads share a head of values. `transpose`: x @ values^T."""
     return unfold_groups(matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])

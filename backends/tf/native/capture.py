@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return (names of direct sublayers with weights, function that returns the `id` of each layer inside)."""
+    """Return (names of direct sublayers with weights, function that returns the `id`s of all layers inside)."""
     kinds = (keras.Layer, keras.Variable, tf.Variable)
     parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
     return parts, lambda: [id(part) for part in layers_in(layer)]
@@ -102,9 +102,9 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a layer that `choose(name, layer)` accepts.
+    """Return a context that calls `begun` before and `seen` after each call of a layer that `choose` accepts.
 
-    See `mha.recordings.hooks.Hooks.watch`. Keras has no hooks, so the context replaces `call`.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. Keras has no hooks, so the context replaces `call`.
     """
     chosen: dict[int, tuple[str, Any]] = {}
     inside: set[int] = set()

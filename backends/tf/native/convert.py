@@ -80,14 +80,13 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
     them exactly. Besides sizes, the config has numbers of heads and `dropout`. For a sliding window, see `window_of`.
 
     Args:
-        layer: a Keras layer, built, of a class in LAYOUT_OF.
+        layer: a built MultiHeadAttention or GroupQueryAttention of Keras, or a built d2l.ai layer.
         probe: whether to check, by a few small calls in its own dtype, that the layer computes what its weights say. A
             subclass, a replaced `call` or an adapter (LoRA) can change that. The layer is left as it was.
 
     Raises:
-        SpecError: the layer is of another class, is not built, computes something else (a gate, several attention
-            axes, flash attention, or what the check shows) or can't be checked (within a tf.function); or a parameter
-            is not finite.
+        SpecError: the layer is of another class or not built; it has a gate, flash attention or several attention
+            axes; a parameter is not finite; or the check finds a difference or can't run (in a tf.function).
 
     >>> layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.25)
     >>> _ = layer(tf.zeros((1, 4, 6)), tf.zeros((1, 5, 7)))
@@ -151,7 +150,7 @@ def window_of(layer: keras.Layer) -> tuple[int, int] | None:
 
 
 def variables(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """Return name -> parameter, with the names of the layer's layout, such as "query/kernel"; {} before it is built."""
+    """Return name -> parameter, named as in the layer's layout, such as "query/kernel"; {} if the layer isn't built."""
     return {"/".join(variable.path.split("/")[-2:]): variable for variable in layer.weights}
 
 

@@ -18,7 +18,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: tf.Tensor, valid_lens: tf.Tensor | None) -> tf.Tensor:
-    """Return the softmax over the keys of scores (N, Lq, Lk). Keys j >= valid_lens, (N,) or (N, Lq), are masked.
+    """Return the softmax of scores (N, Lq, Lk) over the keys. Keys j >= valid_lens, (N,) or (N, Lq), are masked.
 
     >>> masked_softmax(tf.zeros((1, 1, 4)), tf.constant([0])).numpy()  # nothing is allowed: a uniform row
     array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)

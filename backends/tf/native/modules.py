@@ -26,7 +26,7 @@ def hold(layer: Any) -> Any:
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Return path in the layer -> variable. If several share a path, the later ones get a number: "path#2"."""
+    """Return a dict of a layer's variables by path. If several share a path, later ones get a number: "path#2"."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -52,7 +52,7 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
+    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
     return module is held
 
 

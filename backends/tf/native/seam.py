@@ -25,8 +25,9 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
     """Return a context in which `handle` runs in place of each call of Keras's attention function inside the target.
 
-    The function is `keras.ops.dot_product_attention`, or a layer's own `_compute_attention` (KerasHub). Calls in
-    the latter stay. `handle(AttentionCall)` gives the result. The call's `module` is the innermost running layer.
+    The function is `keras.ops.dot_product_attention`. In KerasHub's layers it is the method `_compute_attention`, and
+    `dot_product_attention` is not replaced inside this method. `handle(AttentionCall)` returns the call's result.
+    `AttentionCall.module` is the innermost running layer.
     """
     inside: list[str] = []
 

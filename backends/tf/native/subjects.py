@@ -43,11 +43,11 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """Return name -> parameter tensor, by the layer's own names; gradients are taken of these."""
+        """Return name -> parameter tensor whose gradient is computed. The names are the layer's own."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, the inputs that get gradients. Return stage name -> array that it exposes."""
+        """Run the layer on `leaves`, the inputs with gradients. Return stage name -> array that the layer exposes."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -244,7 +244,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express a causal mask."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

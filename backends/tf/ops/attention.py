@@ -20,7 +20,7 @@ class Score(NamedTuple):
     """A layer's score function, in a form that can score one block of queries at a time.
 
     scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
-    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
+    vector: (S,), w of the additive score w . tanh(q + k), for q and k projected to width S; None for a dot product.
     """
 
     scale: float = 1.0
@@ -33,17 +33,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """Return x, new keys or values (B, L, width) or (B, G, L, width). Rows that no query may attend to become 0."""
+    """Return x, new keys or values (B, L, width) or (B, G, L, width), with 0 in rows that no query may attend to."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows that no query may attend to become 0."""
+    """Return past and new keys (or values) as one (B, G, Lk, width), with 0 in past rows no query may attend to."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: tf.Tensor | None, new: tf.Tensor, mask: Mask, *, join: bool) -> tuple[tf.Tensor, ...]:
-    """Return (past, new), with 0 at the past's padding; (both joined,) if `join`; (new,) if `past` is None."""
+    """Return (past, new), with 0 at padding of `past`. With `join`: (both joined,). Without a past: (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -71,7 +71,7 @@ def additive_score(queries: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor) -> tf
 
 
 def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`. If c is None, return `similarity`."""
     c = rule.softcap
     return similarity if c is None else c * tf.tanh(similarity / c)
 
@@ -92,7 +92,6 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
     """Return (B, H, Lq, Lk): softmax over the allowed keys, 0 at the other keys. A row without an allowed key is all 0.
 
     Such a row gets finite scores before the softmax and zeros after it, so no NaN arises, forward or backward.
-
     tf.nn.softmax is not used: with oneDNN on a CPU, in float32, it turns a row with a NaN score into zeros.
     """
     allowed = allowed_keys(mask)

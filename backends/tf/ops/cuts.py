@@ -12,8 +12,8 @@ from backends.tf.ops.framework import shape_of
 class Span(NamedTuple):
     """A range of `size` indices of an axis from `start` on; both are integers, or scalar tensors in a graph.
 
-    Unlike a slice between two tensors, it has a known size, as XLA needs. `within`: if `start` is a tensor, a slice
-    with known ends that contains the range.
+    Unlike a slice between two tensors, it has a known size, as XLA needs. `within` is used only if `start` is a tensor:
+    a slice with integer ends that contains the range whatever the start is.
     """
 
     start: Any
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the span of x along an axis; x itself for None."""
+    """Return x cut to a span of one axis (None: uncut)."""
     length = x.shape[axis]
     if span is None:
         return x

@@ -68,7 +68,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
-    """Return `given`, a layer's arguments. A mixed policy casts floating-point tensors to its compute dtype."""
+    """Return `given`, a layer's arguments. If the policy is mixed, floating-point tensors get the compute dtype."""
     if layer.compute_dtype == layer.variable_dtype:
         return given
 

@@ -72,7 +72,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> Widths:
-    """Return (Dq, Dk, Dv): each the `given` width, or if that is None, the shape's. SpecError if the two differ."""
+    """Return (Dq, Dk, Dv): each is the `given` width, or if that is None, the shape's. SpecError if the two differ."""
     specs = []
     for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
         if shape is None:

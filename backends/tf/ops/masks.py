@@ -22,18 +22,18 @@ Part = Block[Span | None]
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, as tensors. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores. A field is None if its argument is not given.
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
     query_len, key_len: Lq and Lk (past and new keys): integers, or scalar tensors if unknown while tracing.
     first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff first <= j < stop.
-    reach: for each query, an interval that contains [first, stop), as NumPy arrays, known even while tracing.
-    is_exact: whether `reach` equals [first, stop).
+    reach: NumPy arrays, known even while tracing: a lower bound of `first` and an upper bound of `stop` for each query.
+    is_exact: whether these bounds equal `first` and `stop`.
     allowed, bias: the caller's arrays with four axes, broadcastable to (B, H, Lq, Lk); -inf in bias excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp).
     """
 
     query_len: Any
@@ -113,7 +113,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):
@@ -135,7 +135,7 @@ def additive_bias(mask: Mask) -> tf.Tensor | None:
 
 
 def part_of(mask: Mask, block: Part | None) -> Mask:
-    """Return the mask of a block, without bounds where these allow all keys; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `first` and `stop` exclude no key in it, they become None."""
     if block is None:
         return mask
     items, _, queries, keys = block

@@ -47,9 +47,9 @@ class Dense(keras.layers.Dense):
 
 
 def in_bfloat16(dtype: tf.DType, *summed: int | None) -> bool:
-    """Return whether products and softmax may be computed in bfloat16, as exactly as by way of float32.
+    """Return whether `dtype` is bfloat16 and its results are as exact as those of float32 rounded to bfloat16.
 
-    `summed`: the lengths of the sums. XLA's softmax of bfloat16 on a CPU is less exact.
+    `summed`: the sizes of axes that products sum over. False if one is unknown (None), or with XLA: XLA is less exact.
     """
     if dtype != tf.bfloat16 or any(length is None or length % WHOLE for length in summed):
         return False

@@ -44,7 +44,7 @@ class HeadNorm(keras.Layer):
                 self.bias = self.add_weight(shape=(self._size,), initializer="zeros", name="bias")
 
     def __call__(self, x: tf.Tensor, order: Order) -> tf.Tensor:
-        """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+        """Return x (B, heads, L, d), normalized if `order` ("before" or "after" rotation) equals `settings.order`."""
         if self.settings.order != order:
             return x
         return super().__call__(x)

@@ -20,8 +20,8 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
         settings: the layer's rotary settings. None: the tables are None.
 
     Raises:
-        SpecError: a known position is out of range; or positions are unknown while tracing, and the layer's frequencies
-            depend on the length.
+        SpecError: a position is out of range (traced positions are not checked); or the layer's frequencies depend on
+            the length, and positions are traced.
     """
     if settings is None:
         return Tables()

@@ -22,7 +22,7 @@ FEW_QUERIES = 32
 
 
 def attend_at_once(operands: Operands[Tensor], score: Score, mask: Mask, dropout: float, training: bool) -> Tensor:
-    """Return heads (B, H, Lq, dv). Past and new keys and values are not joined, but multiplied one after the other.
+    """Return heads (B, H, Lq, dv). Past and new keys (values) are not joined: each array has its own matrix product.
 
     The query heads of a group are treated as more queries of their key head, so that no keys are repeated.
     """

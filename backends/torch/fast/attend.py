@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class Floats(NamedTuple, Generic[Item]):
-    """The differentiable tensors of one call; or, in the same fields, an item for each, such as its gradient or a flag.
+    """The differentiable tensors of one call. Other values, such as gradients, may stand in the tensors' places.
 
     queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: w of
     the additive score, or None. bias: the additive bias of the mask, or None.
@@ -83,12 +83,11 @@ def attend_in_blocks(
 
     Args:
         operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each as one array, or as several
-            where joining costs more, as in a step of decoding.
-        score: the score function.
-        mask: the mask of the call.
-        dropout: the rate of dropout; it acts only in training.
-        training: whether this is training.
-        query_block: how many queries to compute at once. None: the fused kernel, or what fits in the memory budget.
+            if joining these would be slow, as in a step of decoding.
+        score, mask: the score function and the mask of the call.
+        dropout, training: the rate of dropout, which acts only if `training` is True.
+        query_block: how many queries to compute at once. None: all queries in the fused kernel if it supports the call,
+            otherwise as many as fit in the memory budget.
     """
     rate, compiling = dropout if training else 0.0, torch.compiler.is_compiling()
     tensors = (operands.queries, operands.keys[0], operands.values[0], score.vector, mask.bias)

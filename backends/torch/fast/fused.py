@@ -31,7 +31,7 @@ APART = 2**17
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Return whether scaled_dot_product_attention computes this call correctly, without storing the scores.
 
-    `rate` is that of dropout. On a CPU, all numbers must be finite too, which `attend_fused` checks.
+    `rate` is the dropout rate. On a CPU, True is valid only if all numbers are finite, which `attend_fused` checks.
     """
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
@@ -41,7 +41,7 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Return whether scaled_dot_product_attention computes each block of this call correctly, with the block's mask.
 
-    `rate` is that of dropout. Return False under torch.compile: its graph would have a kernel call for each block.
+    `rate` is the dropout rate. Return False under torch.compile: its graph would have a kernel call for each block.
     """
     if mask.reach is None or mask.allowed is not None or mask.bias is not None:
         return False

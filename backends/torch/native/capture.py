@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return (names of direct submodules with parameters, function that returns the `id` of each module inside)."""
+    """Return (names of direct submodules with parameters, function that returns the `id`s of all modules inside)."""
     parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
     parts += [name for name, parameter in module._parameters.items() if parameter is not None]
     return parts, lambda: [id(part) for part in module.modules()]
@@ -111,10 +111,10 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Return a context that calls `seen` after each call of a module that `choose(name, module)` accepts.
+    """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    See `mha.recordings.hooks.Hooks.watch`. Forward hooks disable the fast paths that skip inner modules.
-    In eval() with a padding mask, nn.TransformerEncoder runs once more without hooks, and that run gives its output.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. Forward hooks disable fast paths that skip modules.
+    So nn.TransformerEncoder runs twice in eval() with a padding mask: for the hooks, then without them for its output.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")

@@ -35,8 +35,8 @@ def to_native(
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
             switch for all biases gets zeros for those that the config does not have.
-        layout: "torch" for torch.nn.MultiheadAttention, which is given kdim and vdim where the config's
-            widths need them ("torch-separate" is the same layer); "d2l-torch" for d2l.ai's layer.
+        layout: "torch" or its synonym "torch-separate" for torch.nn.MultiheadAttention, with kdim and vdim if
+            the widths differ; "d2l-torch" for d2l.ai's layer.
         device: the device of the parameters.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: further arguments of the layer's constructor, such as `batch_first` (here True unless given).

@@ -15,7 +15,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Return the softmax over the keys of scores (N, Lq, Lk). It masks keys j >= valid_lens, (N,) or (N, Lq), in place.
+    """Return the softmax of scores (N, Lq, Lk) over the keys. It masks keys j >= valid_lens, (N,) or (N, Lq), in place.
 
     >>> masked_softmax(torch.zeros(2, 1, 4), torch.tensor([2, 0]))[:, 0]
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],

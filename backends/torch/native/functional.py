@@ -73,7 +73,7 @@ class ScaledDotProductSubject(TorchSubject):
         )
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """Return attn_mask (B, H, Lq, Lk) in a dict: bools, True = attend; or the bias, with -inf at excluded keys."""
+        """Return {"attn_mask": (B, H, Lq, Lk)}: bools (True = attend), or the bias with -inf at excluded keys."""
         if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))

@@ -35,7 +35,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `held` came from `hold(module)`, where `module` is the part of `outer` with this name."""
+    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
     return module is held
 
 
@@ -117,7 +117,7 @@ def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
 
 
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
-    """Return a view of the tensor; the backward pass calls `note(gradient)`. Return None without `requires_grad`.
+    """Return a view of the tensor; the backward pass calls `note(gradient)`. Return None if no gradient is needed.
 
     Operations on the tensor itself do not contribute to the gradient of the view.
     """

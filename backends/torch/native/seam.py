@@ -35,9 +35,9 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def intercept_attention(target: nn.Module, handle: Handle) -> Iterator[None]:
-    """Return a context in which `handle` runs in place of each `scaled_dot_product_attention` inside the target.
+    """Return a context in which `handle` runs in place of each call of `scaled_dot_product_attention` in the target.
 
-    `handle(AttentionCall)` gives the result. The call's `module` is the innermost running module of the target.
+    `handle(AttentionCall)` returns the call's result. `AttentionCall.module` is the innermost running module.
     """
     names = {id(module): name for name, module in target.named_modules()}
     mode = _Mode(names, handle)
@@ -114,7 +114,7 @@ _parts: list[None] = []
 
 @contextmanager
 def as_a_part() -> Iterator[None]:
-    """Return a context in which `intercept_attention` leaves all calls alone, for the inside of an intercepted one."""
+    """Return a context in which `intercept_attention` replaces no call. It is used while an intercepted call runs."""
     _parts.append(None)
     try:
         yield
@@ -167,10 +167,10 @@ def handed(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Callable[..., Handover]:
-    """Copy an attention call's arguments. Return a function: output (B, H, Lq, dv) -> Handover (arguments and output).
+    """Copy a call's arguments. Return a function: output (B, H, Lq, dv) -> Handover (a record of arguments and output).
 
     Raises:
-        SpecError: dropout is active, or the tensors have no numbers or several dtypes.
+        SpecError: dropout is active, a tensor is on the meta device, or the tensors' dtypes differ.
     """
     if dropout:
         raise SpecError(f"dropout={dropout:g} is active; call model.eval()")

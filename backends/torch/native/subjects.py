@@ -46,7 +46,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, the inputs that get gradients. Return stage name -> array that it exposes."""
+        """Run the layer on `leaves`, the inputs with gradients. Return stage name -> array that the layer exposes."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Return whether every gradient of a call with these inputs can be computed."""
@@ -147,7 +147,7 @@ class MultiheadAttentionInTrainingSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject):
-    """A test subject: torch.nn.MultiheadAttention with a causal mask and `is_causal=True`: its kernel masks."""
+    """A test subject: torch.nn.MultiheadAttention with `is_causal=True`: the kernel itself applies a causal mask."""
 
     name = "torch.nn.MultiheadAttention (is_causal)"
 
@@ -184,7 +184,7 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
 def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
     """Return a mask as a dict of nn.MultiheadAttention's arguments, in which True = ignore.
 
-    `key_padding_mask` (B, Lk) holds valid_lens (B,); `attn_mask` (B * H, Lq, Lk) has all other sources. Both are bool,
+    `key_padding_mask` (B, Lk) holds valid_lens (B,); `attn_mask` (B * H, Lq, Lk) holds all else. Both are bool,
     or float if there is a bias.
 
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -225,7 +225,7 @@ def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
 
 
 class D2lMultiHeadAttentionSubject(TorchSubject):
-    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can also be a causal mask."""
+    """A test subject: d2l.ai's layer. Its only mask is valid_lens, (B,) or (B, Lq), which can express a causal mask."""
 
     name: ClassVar[str] = "d2l.ai MultiHeadAttention in PyTorch"
     capabilities: ClassVar[Capabilities] = Capabilities("query_dim", "key_dim", "value_dim", only_lengths=True)

@@ -19,7 +19,7 @@ class Score(NamedTuple):
     """A layer's score function, in a form that can score one block of queries at a time.
 
     scale: the factor of a dot product. softcap: c in c * tanh(score / c), or None.
-    vector: (S,), w of the additive score w . tanh(A q + C k), whose operands are A q and C k; None for a dot product.
+    vector: (S,), w of the additive score w . tanh(q + k), for q and k projected to width S; None for a dot product.
     """
 
     scale: float = 1.0
@@ -37,17 +37,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Tensor, mask: Mask) -> Tensor:
-    """Return x, new keys or values (B, L, width) or (B, G, L, width). Rows that no query may attend to become 0."""
+    """Return x, new keys or values (B, L, width) or (B, G, L, width), with 0 in rows that no query may attend to."""
     return x if mask.padding is None else x.masked_fill(_rows_of(x, mask.padding), 0.0)
 
 
 def after_past(past: Tensor | None, new: Tensor, mask: Mask) -> Tensor:
-    """Return past and new keys (or values) as one (B, G, Lk, width). Past rows that no query may attend to become 0."""
+    """Return past and new keys (or values) as one (B, G, Lk, width), with 0 in past rows no query may attend to."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: Tensor | None, new: Tensor, mask: Mask, *, join: bool) -> tuple[Tensor, ...]:
-    """Return (past, new), with 0 at the past's padding; (both joined,) if `join`; (new,) if `past` is None."""
+    """Return (past, new), with 0 at padding of `past`. With `join`: (both joined,). Without a past: (new,)."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -73,7 +73,7 @@ def additive_score(queries: Tensor, keys: Tensor, vector: Tensor) -> Tensor:
 
 
 def cap(similarity: Tensor, rule: AttentionConfig | Score) -> Tensor:
-    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`; without c, the similarity itself."""
+    """Return c * tanh(similarity / c), (B, H, Lq, Lk), where c is `rule.softcap`. If c is None, return `similarity`."""
     c = rule.softcap
     return similarity if c is None else c * torch.tanh(similarity / c)
 

@@ -21,16 +21,16 @@ INTEGERS = ("valid_lens", "query_offset")
 
 
 class Mask(NamedTuple):
-    """The mask of a call, or of one `Block` of its scores, on its device. A field is None if its argument is not given.
+    """The mask of a call or of a part (`Block`) of its scores. A field is None if its argument is not given.
 
     key_len: Lk, the number of past and new keys.
     first, stop: integers, broadcastable to (B, 1, Lq, 1): valid_lens, causal, window allow key j iff first <= j < stop.
     allowed: bool, the caller's array with four axes; True = may attend.
     bias: the caller's array with four axes; -inf excludes a key.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) for new keys and to (B, Lp) for past keys. True at a key
-        that no query may attend to.
-    reach: `first` and `stop` in NumPy, even where both are None. `reach` is None if reading them waits for a device.
+    padding: bool, broadcastable to (B, L) for the L new keys. True at a key that no query may attend to.
+    past_padding: the same for the Lp past keys, broadcastable to (B, Lp).
+    reach: `first` and `stop` in NumPy, even if those two fields are None. None if reading would wait for a device.
     is_diagonal: whether the mask is exactly the causal mask with an offset of 0.
     only_padding: whether the mask excludes nothing but padding.
     """
@@ -54,9 +54,9 @@ class Mask(NamedTuple):
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """Return `given`; a list or a NumPy array as a tensor, while torch.compile traces.
+    """Return `given`. While torch.compile traces, a list or a NumPy array becomes a tensor.
 
-    `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
+    Otherwise `AttentionMask` would convert it by NumPy functions, which a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
@@ -98,10 +98,10 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
 
 def plain_form(call: Call[Any]) -> tuple[Any, ...] | None:
-    """Return the shapes and dtypes of a plain call's tensors, except the past's length; None for any other call.
+    """Return a key of a plain call: its tensors' shapes (without the past's length) and dtypes. None for other calls.
 
-    A call is plain if it has no mask, window or dropout mask, and gives no positions. If a plain call passes a
-    layer's checks, so does every plain call with the same result here.
+    A call is plain if it has no mask, window or dropout mask, and gives no positions. Plain calls with the same key
+    all pass a layer's checks, or all fail.
     """
     mask, inputs = call.mask, (call.queries, call.keys, call.values)
     others = (mask.valid_lens, mask.allowed, mask.bias, mask.window, call.dropout_keep, call.rotary)
@@ -168,7 +168,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Return bools, True = allowed, broadcastable to (B, H, Lq, Lk) or the block. Return None if all are allowed."""
+    """Return bools, True = allowed, broadcastable to the scores (B, H, Lq, Lk) or a block's; None if all are True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -186,7 +186,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, without bounds where these allow all keys; if `block` is None, the mask itself."""
+    """Return the mask cut to a block (None: uncut). If `first` and `stop` exclude no key in it, they become None."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop

@@ -42,7 +42,7 @@ class HeadNorm(nn.Module):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor, order: Order) -> Tensor:
-        """Return x (B, heads, L, d), normalized if the layer norms in this `order` ("before" or "after" rotation)."""
+        """Return x (B, heads, L, d), normalized if `order` ("before" or "after" rotation) equals `settings.order`."""
         settings = self.settings
         if settings.order != order:
             return x

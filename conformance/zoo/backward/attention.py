@@ -24,7 +24,7 @@ def _where_allowed(state: State, array: NDArray) -> NDArray:
 
 
 def weighted(state: State, gradient: str = "d_weights") -> NDArray:
-    """Return weights * state[gradient] (B, H, Lq, Lk); 0 for excluded keys, even where that product would be NaN."""
+    """Return attention weights * state[gradient] (B, H, Lq, Lk), with 0 (and never NaN) for excluded keys."""
     return _where_allowed(state, state["weights"] * state[gradient])
 
 

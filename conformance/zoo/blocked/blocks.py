@@ -34,7 +34,7 @@ def keys_of_block() -> int:
 
 
 def in_blocks_of(bug: Bug, size: int) -> Bug:
-    """Return `bug` with blocks of `size` queries and keys. Only calls with at least `size` of either can show it."""
+    """Return a copy of `bug` with blocks of `size`. Only calls with at least `size` queries or keys can show it."""
 
     def sized(step: Step) -> Step:
         def run(state: State) -> Any:

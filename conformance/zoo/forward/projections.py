@@ -20,7 +20,10 @@ def _right(state: State, right: Any) -> Any:
 
 
 def projection(name: str, *, x: Change = _right, weight: Change = _right, bias: Change = _right) -> Steps:
-    """Return {step's name: step}, where a projection uses a changed input, weight or bias (0 for a missing bias)."""
+    """Return {step's name: step}, where projection `name` uses changed arrays.
+
+    The step's input is `x(state, right input)`, and likewise for its weight and its bias (0 if it has none).
+    """
     given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:

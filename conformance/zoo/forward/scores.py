@@ -22,7 +22,7 @@ def is_product(state: State) -> bool:
 
 
 def transposed(mask: NDArray, scores: NDArray) -> NDArray:
-    """Return a mask (..., Lq, Lk), bool or additive, with its last axes swapped. Raises DoesNotApply unless Lq = Lk."""
+    """Return the mask, broadcast to `scores` and with its last two axes swapped. Raises DoesNotApply unless Lq = Lk."""
     require(scores.shape[-1] == scores.shape[-2], "a mask can be transposed unnoticed only where Lq = Lk")
     return np.broadcast_to(mask, scores.shape).swapaxes(-1, -2)
 
@@ -43,7 +43,7 @@ def _given(state: State) -> bool:
 
 
 def scaled(scale: Callable[[State], float], where: Callable[[State], bool] = _default) -> Steps:
-    """Return {name: step}, where the step uses `scale(state)` as the scale in the layers for which `where` holds."""
+    """Return {name: step}, where the step scales scores by `scale(state)` in calls for which `where(state)` is true."""
     return after("similarity", lambda s, right: s["unscaled"] * scale(s), where)
 
 

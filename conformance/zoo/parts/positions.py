@@ -48,7 +48,7 @@ def made_tables(
     axes: Callable[[Rotary], NDArray[np.int64]] = axis_of_pairs,
     angles: Callable[[NDArray, NDArray], NDArray] = operator.mul,
 ) -> Tables:
-    """Return the rotary tables (cosines, sines) of a call, made with changed positions, frequencies, axes or angles."""
+    """Return the rotary tables (cosines, sines) of a call, made by these functions. The defaults are the right ones."""
     settings = settings_of(state)
     right = positions_of(state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)
     places = positions(state, right)

@@ -19,7 +19,7 @@ BEGINS = ("norm-",)
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a norm: x (B, heads, L, d), its weight and bias or None, and the layer."""
+    """A record of a norm's arguments: x (B, heads, L, d), weight and bias (or None), settings, and the run's State."""
 
     x: NDArray
     weight: NDArray | None

@@ -76,7 +76,7 @@ def haiku(q, k, v, *, allowed=None):
 
 
 def flax(q, k, v, *, allowed=None, bias=None, cache=None):
-    """Return the output of Flax's function; with `cache`, that of Flax's layer, decoding with a cache that long."""
+    """Return the output of Flax's function. If `cache` is an int, Flax's layer decodes with a cache of this length."""
     from flax import nnx
 
     q, k, v = (jnp.swapaxes(one, 1, 2) for one in (q, k, v))

@@ -14,7 +14,7 @@ def attend(q, k, v, *, allowed=None, bias=None, causal=False, scale=None, softca
 
 
 def on_arrays(q, k, v, *, allowed=None, bias=None, causal=False, scale=None, softcap=None):
-    """Return the output of `attend` (Keras's own function) as a NumPy array, for Keras backends without gradients."""
+    """Return the output of Keras's function as a NumPy array, for backends that lack gradients (NumPy, OpenVINO)."""
     import keras
 
     options = {"causal": causal, "scale": scale, "softcap": softcap}

@@ -28,8 +28,8 @@ FRAMEWORK = click.option("--framework", type=Framework(FRAMEWORKS), default="num
 def learn(context: click.Context, only: tuple[str, ...]) -> None:
     """Exercises: write a step of attention, and be told which mistake is in it.
 
-    `mha learn start DIR` writes small files; `cd DIR`, and `mha learn` says what comes next. Edit that file, and
-    `mha learn check NAME` judges it. Each level of hints says more. Progress is judged anew from the files each time.
+    `mha learn start DIR` writes a small file for each exercise. In DIR, `mha learn` names the next exercise. Edit its
+    file, and `mha learn check NAME` judges it. Each level of hints says more. `mha learn` judges all files each time.
 
     Exit status of check: 0 all right; 1 something is wrong or still to be written; 2 something gave no answer.
     """
@@ -62,7 +62,7 @@ def _what_next(folder: Path, only: tuple[str, ...]) -> None:
 )
 @ONLY
 def start(folder: Path, frameworks: tuple[str, ...], only: tuple[str, ...]) -> None:
-    """Write the exercises into FOLDER. Files that are there stay as they are."""
+    """Write the exercises into FOLDER. Existing files are not changed."""
     from mha.learn.handout.folder import start as write
 
     try:
@@ -78,7 +78,7 @@ def start(folder: Path, frameworks: tuple[str, ...], only: tuple[str, ...]) -> N
 @FRAMEWORK
 @ONLY
 def listing(framework: str, only: tuple[str, ...]) -> None:
-    """List the exercises in their order, with the minutes of each track."""
+    """List the exercises of each track (kind of exercise) in their order, with the minutes that they take."""
     from mha.learn.exercises import TRACKS, all_exercises, chosen
     from mha.learn.tracks.course import row_of
 
@@ -124,7 +124,7 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
 @click.argument("name")
 @FRAMEWORK
 def show(name: str, framework: str) -> None:
-    """Print a short answer to the exercise NAME that is right, in NumPy and in the chosen framework."""
+    """Print a short, right answer to the exercise NAME, in NumPy and in the chosen framework."""
     from mha.learn.exercises import exercise
     from mha.learn.hints import solved
 

@@ -68,7 +68,7 @@ JSON = click.option("--json", "json_path", type=OutputFile(), help="Also write t
 def check(
     name: str | None, watch: bool, only: tuple[str, ...], *, json_path: Path | None, folder: Path, time_limit: float
 ) -> None:
-    """Judge the exercise NAME, or all whose files are in the folder."""
+    """Judge the exercise NAME, or every exercise whose file is in the folder."""
     from mha.learn.exercise import LayerExercise
     from mha.learn.exercises import exercise
     from mha.learn.handout.folder import in_folder, is_untouched, there
@@ -108,7 +108,7 @@ def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | N
     """Judge the folders of a class: a table with a row for each folder, and how many learners make which mistake.
 
     Every file runs as `mha learn check` runs it, with your rights; no process runs files of two folders. Exit status: 0
-    every folder was judged, whatever is right; 2 a folder has no exercises (the others are judged).
+    every folder was judged, right or wrong; 2 a folder has no exercises (the others are judged).
     """
     from mha.learn.handout.folder import there
     from mha.learn.hints import mistake

@@ -51,11 +51,11 @@ class ViewOptions(Apart):
 def view(asked: ViewOptions) -> None:
     """Show what every head of recorded attention layers looks at, as one HTML page.
 
-    MODEL is "minilm", the trained all-MiniLM-L6-v2, or a local folder of a Hugging Face model of the BERT family;
-    RECORDING is a file that mha.capture wrote, of any framework. The attention weights are computed from the recorded
-    inputs, by the definition (with two --backend: by the first, with the second's difference). The line on top says
-    whether the recorded output shows that the layer used these weights. Over 128 tokens, only chosen --layers and
-    --heads are exact.
+    MODEL is "minilm" (the trained all-MiniLM-L6-v2) or a local folder of a Hugging Face model of the BERT family.
+    RECORDING is a file that mha.capture wrote, of any framework. The reference computes the attention weights from the
+    recorded inputs. One --backend is compared with the reference; two, with each other. The first line says
+    whether the layer used these weights, judged by its recorded output. Over 128 tokens, blocks of weights are shown by
+    their maximum, except in layers and heads that --layers and --heads choose.
 
     Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.
     """

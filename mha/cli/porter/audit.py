@@ -24,13 +24,13 @@ class AuditOptions(Options):
 
 @options.command(AuditOptions, "mha audit calls.safetensors --atol 1e-3")
 def audit(asked: AuditOptions) -> None:
-    """Say which bugs of the zoo a comparison would let pass on the calls in RECORDING, a file that mha.capture wrote.
+    """Say which known bugs (`mha bugs`) a comparison would miss on the calls in RECORDING, a file from mha.capture.
 
-    The reference is run with each bug in it, and its output compared with the right one, by --atol, --cosine or --kl.
-    A bug passes if no call shows it. Bugs that the computed bounds (mha.tolerance) would not show either are listed
-    separately.
+    The reference is run with each bug in it. Its output is compared with the right one by --atol, --cosine or --kl. A
+    bug is missed if its output is accepted in every call. Bugs that the computed bounds (mha.tolerance) miss too are
+    listed separately.
 
-    Exit status: 0 done, whatever passes; 2 could not run.
+    Exit status: 0 done, whatever is missed; 2 could not run.
     """
     from mha.recordings.recording import Recording
     from mha.recordings.replay import selected

@@ -149,9 +149,9 @@ def convert(asked: ConvertOptions) -> None:
     """Convert the attention layers in SOURCE to another layout, or another format, or both. SOURCE is a file of
     weights, the index of a model in several files (model.safetensors.index.json), or the folder of a model.
 
-    What the original computes of a layer's arrays is proved (a recorded call of it was reproduced: --recorded),
-    known (config.json, the class in a .keras archive, or a file of this project says so), or unknown: then bits
-    are moved, and only with --moved.
+    A layer is proved if its arrays reproduce a call in --recorded. A layer is known if config.json, the class in a
+    .keras archive or a file of this project says what it computes. Any other layer is converted only with --moved, and
+    without a check of what it computes.
 
     With --infer, names are ignored: one recorded call tells which arrays are the layer's weights. They may be
     transposed, packed, split into heads, with rotary positions or without, among arrays of other layers.
@@ -160,9 +160,8 @@ def convert(asked: ConvertOptions) -> None:
     run a random problem, judged against the reference: that shows that they are the same layer.
     Formats: .safetensors, .pt, .weights.h5, .keras (to read), .msgpack, .npz, .params.
 
-    Exit status: 0 converted (all proved or known; or moved, with --moved), 1 a layer computes something else than was
-    recorded or than the reference, or no mapping or several fit (--infer), 2 could not convert, or neither proved nor
-    known.
+    Exit status: 0 converted; 1 a layer computes something else than was recorded or than the reference, or --infer
+    found no mapping or several; 2 could not convert, or a layer is neither proved nor known and --moved is missing.
     """
     from mha.convert.verify import VerificationFailed
     from mha.recordings.recording import is_recording
@@ -233,7 +232,7 @@ def _convert(console: Console, errors: Console, asked: ConvertOptions) -> None:
 
 
 def _list(console: Console, asked: ConvertOptions) -> None:
-    """Print a row for each attention layer, and all that is not read. Prefixes are never cut: they can be copied."""
+    """Print a row for each attention layer in SOURCE. Prefixes of parameter names are whole, and can be copied."""
     from mha.formats import open_checkpoint
     from mha.formats.find import none_found
     from mha.formats.survey import survey_file

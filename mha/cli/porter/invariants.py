@@ -42,10 +42,10 @@ class InvariantsOptions(Reported):
 
 @options.command(InvariantsOptions, "mha invariants mine:make")
 def invariants(asked: InvariantsOptions) -> None:
-    """Ask a layer or a model for the same number two ways: with a cache, padded, masked, batched, a second time.
+    """Ask a layer or a model for the same numbers in other ways: with a cache, padded, masked, batched, a second time.
 
     MODULE:NAME is a layer or a model of PyTorch, Keras, Flax or Gluon, a function of arrays, or a function without
-    arguments that makes one of these, or (model, inputs). No reference is needed: what is broken contradicts itself.
+    arguments that returns one of these or (model, inputs). No reference is needed: a broken layer contradicts itself.
 
     Exit status: 0 what was asked holds; 1 something is broken; 2 could not run, or nothing could be asked.
     """
@@ -93,9 +93,9 @@ def quickly_compiled() -> Iterator[None]:
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
-    """Return (the model that `spec` names; the function that made it, or None; its inputs, or None).
+    """Return (model that `spec` names, function that makes the model or None, inputs of the model or None).
 
-    If the function that made it returns (model, inputs), the second item is a function that returns the model alone.
+    The function returns the model without inputs. Raise CouldNotRun if the model takes longer than `seconds` to make.
     """
     from conformance.subjects.answers import place
     from conformance.subjects.in_time import TookTooLong, in_time

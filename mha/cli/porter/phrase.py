@@ -17,7 +17,7 @@ class PhraseOptions(Options):
 def phrase(asked: PhraseOptions) -> None:
     """Translate the use of attention FROM one framework TO another: construction, call, masks, weights.
 
-    FROM and TO are names such as torch.nn.MultiheadAttention, keras or jax.nn; without them all are listed.
+    FROM and TO are names such as torch.nn.MultiheadAttention, keras or jax.nn. Without them, all names are listed.
     """
     from mha.phrases import text
     from mha.phrases.table import find

@@ -50,11 +50,11 @@ class PortOptions(Apart):
 def port(asked: PortOptions) -> None:
     """Put every backend's attention into MODEL, and prove that it computes the same.
 
-    MODEL is "minilm", the trained all-MiniLM-L6-v2, "smollm2", the trained decoder SmolLM2-135M-Instruct, a local
-    folder of a Hugging Face model, or MODULE:NAME, a live model of PyTorch or a function that returns one. The calls of
-    its attention functions are recorded, judged by the definition, and computed by every backend. Then the model runs
-    with each backend's attention in it, and its outputs are compared. A decoder also continues each text by 20 tokens,
-    with a cache. A backend that differs is diagnosed. Projections, norms and rotations are not judged.
+    MODEL is "minilm" (the trained all-MiniLM-L6-v2), "smollm2" (the trained decoder SmolLM2-135M-Instruct), a local
+    folder of a Hugging Face model, or MODULE:NAME (a live model of PyTorch or a function that returns one). The calls
+    of its attention functions are recorded, judged by the definition, and computed by every backend. Then the model
+    runs with each backend's attention in it, and its outputs are compared. A decoder also continues each text by 20
+    tokens, with a cache. A backend that differs is diagnosed. Projections, norms and rotations are not judged.
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """

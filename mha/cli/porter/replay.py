@@ -38,9 +38,9 @@ class ReplayOptions(Reported, Apart):
 def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 
-    The recorded outputs, and those of every backend and subject, may differ from the reference by the bound of
-    their dtype. Recorded and new outputs that pass then differ by at most the sum of two bounds, even if they were
-    computed in different environments. Without --backend and --subject, every installed backend is run.
+    An output, recorded or of a backend or a subject, passes if it differs from the reference by at most the bound of
+    its dtype. So two outputs that pass differ from each other by at most the sum of their bounds, even if they are from
+    different environments. Without --backend and --subject, every installed backend is run.
 
     Exit status: 0 equal; 1 different; 2 could not run, or a module that looks like attention was not recorded.
     """

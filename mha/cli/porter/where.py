@@ -61,14 +61,14 @@ def where(asked: WhereOptions) -> None:
     """Find the wrong modules of a port: each is compared with ORIGINAL's module on the inputs that the port recorded.
 
     RECORDING is a file that mha.capture(port, FILE, modules=True) wrote. ORIGINAL is the live model: "minilm", a folder
-    as `mha port` takes it, or MODULE:NAME, a model or a function without arguments that returns one. Errors
+    as `mha port` takes it, or MODULE:NAME (a model, or a function without arguments that returns one). Errors
     of earlier modules don't count, so every wrong module shows at once.
 
-    ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
-    modules: the first difference in inputs, mask, settings, weights or outputs shows, and what each layer has wrong.
+    ORIGINAL may be a recording too. Then both files' attention layers (or all modules, with modules=True) are compared.
+    That shows the first difference in inputs, mask, settings, weights or outputs, and what is wrong in each layer.
 
-    Exit status: 0 equal; 1 a module is wrong, or an output of the model or a module's parameters were not judged;
-    2 could not run, or nothing was judged.
+    Exit status: 0 equal; 1 a module is wrong, or some outputs or parameters of the model were not judged; 2 could not
+    run, or nothing at all was judged.
     """
     from mha_core.files.mistaken import names_code, spec_meant
 

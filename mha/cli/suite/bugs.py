@@ -39,9 +39,9 @@ class BugsOptions(Apart):
 
 @options.command(BugsOptions)
 def bugs(asked: BugsOptions) -> None:
-    """List the bugs that the suite must catch: all, or only each BUG; with --kill, check that it catches them.
+    """List the bugs that the suite must catch, or only those named BUG; with --kill, check that it catches them.
 
-    Exit status: 0; 1 a bug was not caught and is not listed as equivalent; 2 could not run.
+    Exit status: 0; 1 a bug that can change a result was not caught; 2 could not run.
     """
     from conformance.cases import table as cases
     from conformance.zoo import registry

@@ -170,7 +170,7 @@ def check(asked: CheckOptions) -> None:
     """Judge your own layer (--subject), or the backends: all steps and gradients, against a float64 reference.
 
     Without --backend and --subject, every installed backend is checked. A subject that differs is
-    diagnosed as well. What the table of deviations lists is expected: see `mha deviations`.
+    diagnosed as well. Deviations that `mha deviations` lists are expected.
 
     Exit status: 0 equal or as listed, 1 different, 2 could not run.
     """

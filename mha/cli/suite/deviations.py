@@ -32,7 +32,7 @@ class DeviationsOptions(Options):
 
 @options.command(DeviationsOptions)
 def deviations(asked: DeviationsOptions) -> None:
-    """List where other people's layers do not follow the definition, and since when; with ID, one in full."""
+    """List where other people's layers do not follow the definition, and since when; with ID, show one in full."""
     from conformance.deviations.known import load
 
     selected = _selected(load(asked.table_path).entries, asked)

@@ -131,9 +131,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
     """Say what is wrong with your layer, or with a recorded one: the stage, the bug, what to change.
 
     FILE is a recording of mha.capture. All calls of a layer in it are explained by one hypothesis, and layers with the
-    same one are told together. A wrongly ported layer is right by the weights that it holds: --weights names a file
-    with the weights that it was meant to hold, or a recording of the original, and the calls are judged by
-    these. With a recording, both are also compared as `mha where` does: inputs, masks and outputs.
+    same one are told together. Calls are judged with the weights that the layer holds, so wrong weights are not found
+    by default. --weights names a file of the right weights, or a recording of the original: calls are judged with those
+    weights. The inputs, masks and outputs in such a recording are compared too, as `mha where` does.
 
     Weights alone do not say how many heads a layer has: --num-heads does.
 

@@ -375,9 +375,9 @@ OF_CALL = re.compile(r"^call (\d+) of [\w-]+ \(")
 
 
 def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
-    """Return [a line on the features that all wrong calls of one subject (a layer under test) share], or [].
+    """Return [a line that says that a subject (layer under test) is wrong in single calls too], or [].
 
-    The list is empty if a wrong call is outside any sequence of calls, or is right as the only call of a new layer.
+    The line is there if all wrong calls are in sequences of calls, and each is also wrong if a new layer gets it alone.
 
     Args:
         cases: all cases and sequences of calls that the subject was given.

@@ -47,7 +47,7 @@ class _Broken(ValueError):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; it is read as a whole, since msgpack has no table of contents."""
+    """Open the file as a Checkpoint. The whole file is read at once, since msgpack has no table of contents."""
     others: dict[str, str] = {}
     with reading(path, "Flax msgpack"):
         content = _unpacked(path.read_bytes())

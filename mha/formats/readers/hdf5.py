@@ -37,8 +37,8 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
 
     Args:
         file: the file, open for reading.
-        size: the size of the file in bytes; no array may claim far more.
-        has_list: whether the file also lists its arrays, so that the caller notices missing ones.
+        size: the size of the file in bytes; no array may be far larger.
+        has_list: whether the caller has a list of the arrays. If not, empty groups are checked for lost arrays.
 
     Raises:
         Refused: a link, a dataset or a type refers to another file, or claims data that are not there.

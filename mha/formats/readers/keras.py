@@ -37,7 +37,7 @@ VARIABLES = ("kernel", "bias")
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; each array is read from the disk when it is loaded."""
+    """Open the file as a Checkpoint, whose arrays are read on demand."""
     form = "Keras model" if path.name.endswith(".keras") else "Keras weights"
     with ExitStack() as stack:
         with reading(path, form):

@@ -30,7 +30,7 @@ NUMBERED = ":0"
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; names are paths of variables without ":0". Each array is read when loaded."""
+    """Open the file as a Checkpoint, whose arrays are read on demand. Names are paths of variables without ":0"."""
     with ExitStack() as stack:
         with reading(path, FORM):
             entries = collect(path, _entries(path, stack.enter_context(h5py.File(path, "r"))))

@@ -41,7 +41,7 @@ class _Damaged(Exception):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; its names lose the prefix "arg:" or "aux:" that mx.model writes."""
+    """Open the file as a Checkpoint. Names of arrays lose the prefix "arg:" or "aux:" that mx.model writes."""
     try:
         entries = collect(path, _entries(path))
     except _Damaged as error:

@@ -19,7 +19,7 @@ from mha_core.errors import shown
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the archive as a Checkpoint; each array is read when it is loaded."""
+    """Open the archive as a Checkpoint, whose arrays are read on demand."""
     with ExitStack() as stack:
         with reading(path, "npz"):
             archive = stack.enter_context(open_zip(path))

@@ -35,7 +35,7 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open the file as a Checkpoint; each array is read when it is loaded."""
+    """Open the file as a Checkpoint, whose arrays are read on demand."""
     with reading(path, "safetensors"):
         # First, since it says best what is wrong with a file that is none; but not what is missing of one.
         try:

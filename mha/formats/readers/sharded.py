@@ -20,7 +20,7 @@ MOST_SHOWN = 4
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Open all shards as one Checkpoint; each array is read from its shard when it is loaded."""
+    """Open all shards as one Checkpoint, whose arrays are read on demand."""
     where = read_index(path)
     with ExitStack() as stack:
         shards = {

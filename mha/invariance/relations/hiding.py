@@ -51,7 +51,7 @@ def _no_padding(known: Known) -> str | None:
 def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
     """Return bool (B, L), False at padding: the last positions, or with `left` the first positions.
 
-    Batch items have different amounts of padding. With `every`, each item has some; else every third item has none.
+    Batch items have different amounts of padding. With `every`, each item has padding; else every third has none.
     """
     length = trial.size.length
     padding = np.array(

@@ -56,7 +56,7 @@ class Known:
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """Return keyword arguments that make a call on positions [start:stop] causal, with earlier ones in a cache."""
+        """Return arguments that make a call on positions [start:stop] causal, if the cache holds positions [:start]."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:
@@ -126,9 +126,9 @@ class Relation:
         batch, length: the smallest sizes of inputs with which the relation is tested.
         rounds: whether the two calls round in different ways, such as with a softmax in float32. If so, they are made
             in the model's own dtype.
-        brief: whether small inputs are used, because large ones show no more.
+        brief: whether to test with small inputs, because large inputs would find no further errors.
         odd: whether the number of positions must be odd.
-        threads: whether the relation is tested in the caller's thread too, after it holds in another thread.
+        threads: whether to repeat the test in the caller's thread. The first test runs in another thread.
     """
 
     id: str

@@ -127,7 +127,7 @@ def start(
 ) -> tuple[list[Path], list[Path]]:
     """Write a file for each exercise of these tracks, and for its translations into these frameworks.
 
-    Files that exist stay. Return (paths of the written files, paths of the files that existed).
+    Existing files are left alone. Return (paths of the written files, paths of the files that existed).
 
     Raises:
         SpecError: the folder is a file.

@@ -70,7 +70,7 @@ class Asked:
 
 
 class Unfit(Exception):
-    """An error: something in a learner's file does not fit. The message is one line, for the learner."""
+    """An error: a learner's file can't be judged as an answer. The message tells the learner why, in one line."""
 
 
 class NotBegun(Exception):
@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """Return (the number from each call until one fails, an Attempt that says why it failed)."""
+    """Return (the numbers from the calls up to the first failure, an Attempt whose `problem` is its reason, or "")."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)
@@ -106,7 +106,7 @@ def measured(
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
-    """Return (name -> array from each call until one fails, an Attempt that says why it failed).
+    """Return (name -> array for each call up to the first failure, an Attempt whose `problem` is its reason, or "").
 
     An array that is returned alone has the name "".
     """
@@ -255,7 +255,7 @@ def place(error: BaseException, path: str) -> str:
 def answer_of(
     asked: Asked, function: Callable[..., Any], arguments: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Arrays:
-    """Return the arrays that one call returns. Raises Unfit if they do not have these `shapes`, or NotBegun."""
+    """Return the arrays that one call returns. NotBegun or Unfit if it returns none. `shapes`: their right shapes."""
     named = dict(zip(asked.parameters, arguments, strict=True))
     handout = Handout({name: value for name, value in named.items() if isinstance(value, np.ndarray)})
     handed = [given(asked.dialect, handout.copies.get(name, value)) for name, value in named.items()]

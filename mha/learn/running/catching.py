@@ -72,26 +72,26 @@ def _checked(made: Any) -> Problem:
 
 
 class Shown:
-    """A test of which bugs one call shows: those that change its output, or its gradients if it has a cotangent."""
+    """A test of which bugs change the output of one call, or its gradients if the call has a cotangent."""
 
     def __init__(self, problem: Problem) -> None:
         self._shows = Shows.of(answer(problem, PRECISION), "float64", ("output",))
 
     def by(self, bug: Bug) -> bool:
-        """Return whether the call shows this bug."""
+        """Return whether this bug changes the call's result."""
         try:
             return self._shows.first_difference(bug) is not None
         except DoesNotApply:
             return False
 
     def all(self) -> tuple[int, int]:
-        """Return how many bugs the call shows, and how many there are."""
+        """Return how many bugs change the call's result, and how many there are."""
         bugs = [bug for bug in all_bugs() if not bug.equivalent]
         return sum(map(self.by, bugs)), len(bugs)
 
 
 def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
-    """Return (whether a call shows the hidden bug and, in all, at least `target` bugs; a sentence on that)."""
+    """Return (whether the hidden bug and, with it, `target` bugs or more change a call's result, sentence on that)."""
     shows = Shown(problem)
     number, total = shows.all()
     is_caught = shows.by(select((bug,))[0])

@@ -42,7 +42,7 @@ class ClassSubject:
     dtypes = ("float32",)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """Return in words the feature of a case that the exercise does not ask for; None if there is none."""
+        """Return None if the exercise asks for this case, else in words the feature that it does not ask for."""
         why = CAPABILITIES.why_not(config, inputs)
         if why is None and any(astuple(config.bias)):
             return "biases of the projections"

@@ -18,10 +18,10 @@ def said(name: str, text: str, level: int) -> tuple[str, str, int]:
     """Return the verdict or the hint that a web page shows for an exercise's file with this `text`.
 
     Args:
-        level: how much is said: 1 as `mha learn check`, more as `mha learn hint`.
+        level: 1 for the verdict of `mha learn check`; from 2 on, the level of `mha learn hint`.
 
     Returns:
-        (the status at level 1, else ""; the text to show; the next level with more to say, or 0).
+        (status, text to show, next level with more to say or 0). The status is "" if `level` is above 1.
     """
     one = exercise(name)
     with written(one, text) as folder:

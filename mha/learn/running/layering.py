@@ -61,7 +61,7 @@ class Layered:
         unsupported: how many cases the layer can't express.
         reason: why the layer can't be run at all, in one line; "" if it can.
         printed: the beginning of what the file printed.
-        unkept: a sentence on a class's wrong parameters or dropout, which its numbers don't show; "" if right.
+        unkept: a sentence on wrong parameters or dropout of a class, which no case reveals; "" if they are right.
     """
 
     result: Result | None = None
@@ -76,7 +76,7 @@ def judged(dialect: str, path: str, subject: str, name: str, seconds: float = SE
     """Return the verdict on a learner's layer. Its cases run in the order of `cases_of`, up to the first that fails.
 
     Args:
-        dialect: the framework of the layer, which names the interpreter that runs it.
+        dialect: the framework of the layer, which decides what interpreter runs the layer.
         path: the learner's file.
         subject: the name of the layer in that file.
         name: the name of the exercise.
@@ -99,7 +99,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 def diagnosed(
     dialect: str, path: str, exercise: LayerExercise, cases: tuple[str, ...], seconds: float = SECONDS
 ) -> Explained | str:
-    """Return (whether all answers are explained, alternatives of bugs that explain them), or why a layer can't run."""
+    """Return what `explained` returns for the layer in a learner's file. If it can't run, return the reason (a str)."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return str(reason)
@@ -118,7 +118,7 @@ def _worked(work: Callable[..., Any], dialect: str, path: str, subject: str, *ar
 
 
 def unread(dialect: str, path: str, exercise: LayerExercise, case: str, seconds: float = SECONDS) -> tuple[str, ...]:
-    """Return the names of inputs, masks and parameters without effect on the output in the first cases and `case`."""
+    """Return the names of inputs, masks and parameters that never change the output in `exercise.first` and `case`."""
     reason, _ = ask(dialect, 30.0 * seconds, prepared, path, exercise.subject, dtype_of(dialect), seconds)
     if reason:
         return ()
@@ -239,10 +239,10 @@ def _own_cases() -> tuple[Case, ...]:
 
 
 def explained(subject: RemoteSubject | LoadedSubject, cases: tuple[str, ...], keeps_padding: bool = False) -> Explained:
-    """Return (whether all answers to these cases are explained, alternatives: each a tuple of bugs that explain them).
+    """Return (whether all answers to these cases are explained, tuples of bugs: each tuple explains them by itself).
 
-    Frequent mistakes are tried first, then all bugs. `keeps_padding`: also try them in a layer that does not zero rows
-    of padding. The returned bugs lack their functions, since these can't be sent to another process.
+    Frequent mistakes are tried first, then all bugs. `keeps_padding`: bugs are also tried in a layer that does not zero
+    padded rows. The returned bugs lack their functions, since these can't be sent to another process.
     """
     from conformance.diagnosis.diagnose import diagnose  # much to load, which a verdict does without
 
@@ -294,7 +294,7 @@ _layers: dict[str, LoadedSubject] = {}
 
 
 def prepared(path: str, subject: str, dtype: str, seconds: float = SECONDS) -> tuple[str, str]:
-    """Import a file anew and keep its layer. Return (why that failed, "" if it did not; what the file printed)."""
+    """Import a file anew and keep its layer. Return (the reason if that failed, else ""; what the file printed)."""
     held = Beginning()
     with captured(held):
         try:
@@ -323,7 +323,7 @@ def printed_by(path: str) -> str:
 
 
 def unkept_by(path: str, promise: str) -> str:
-    """Return how a file's class breaks a promise ("parameters" or "dropout", see PROMISES); "" if not, or no class."""
+    """Return what is wrong with the "parameters" or "dropout" (`promise`) of a file's class; "" if nothing is."""
     quiet: _Quiet = layer_of(path).original
     if not isinstance(quiet.subject, ClassSubject):
         return ""

@@ -26,9 +26,9 @@ IN_TRAINING = f"in training with dropout={RATE:g}"
 
 
 def not_the_matrices(made: Callable[..., Any], dialect: str) -> str:
-    """Return a sentence on further parameters of a class, beside its four matrices, or on random outputs; "" if none.
+    """Return a sentence if a class has parameters beside its four matrices, or random outputs; otherwise "".
 
-    Return "" too if the class can't be run, since the test cases report that.
+    A class that can't be run also gives "": the test cases report it.
     """
     try:
         layer = made(WIDTH, HEADS)
@@ -62,10 +62,10 @@ def _output(made: Callable[..., Any], dialect: str, rate: tuple[float, ...], tra
 
 
 def wrong_dropout(made: Callable[..., Any], dialect: str) -> str:
-    """Return a sentence on the dropout of a class whose numbers are right without it; "" if nothing is wrong with it.
+    """Return a sentence on what is wrong with the dropout of a class; "" if it is right.
 
-    Only one key is allowed, and the output's matrix is the identity: a head's output is its value times the weight 1.
-    In training it must be the value times 0 or times `KEPT`, 1 / (1 - dropout).
+    The test masks all keys but one, and makes the output's matrix the identity. So a head's output is its value times
+    the weight 1. In training it must be the value times 0 or times `KEPT`, 1 / (1 - dropout).
     """
     where = "with dropout=0"
     try:

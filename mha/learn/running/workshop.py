@@ -42,7 +42,7 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
 
 
 def too_long(seconds: float) -> str:
-    """Return the message for a file that took longer than `seconds`, where users can't choose another limit."""
+    """Return the message for a file that took longer than `seconds`. It names no option: users can't set the limit."""
     return f"no answer within {seconds:g} s{TOO_LONG}"
 
 

@@ -103,7 +103,7 @@ def _matrix(key: str) -> Callable[[State], Any]:
 
 
 def into(framework: str) -> tuple[LayerExercise, ...]:
-    """Return the exercises on writing a layer class in a framework; () for NumPy, which has "module-with-state".
+    """Return the exercises on writing a layer class in a framework; () for NumPy (see exercise "module-with-state").
 
     >>> [one.name for one in into("torch")], into("numpy")
     (['class-in-torch'], ())

@@ -252,9 +252,9 @@ def right_function(exercise: StepExercise) -> Callable[..., Any]:
 
 
 def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
-    """Yield (sentence, function) for mistakes that give the right answer to changed arguments.
+    """Yield pairs (sentence on a mistake with one argument, function with this mistake).
 
-    Each function changes one argument, for example reverses it, and then computes the right answer.
+    Each function changes one argument, for example reverses it, and then does the exercise without further mistakes.
     """
     right = right_function(exercise)
     for number, one in enumerate(exercise.arguments):

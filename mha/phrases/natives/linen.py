@@ -111,7 +111,7 @@ def flax_read(making: Making, params: str) -> Held:
 
 
 def flax_written(making: Making, begin: str, end: str) -> Held:
-    """Return code that writes the arrays into a dict: projection -> arrays. `begin`, `end`: its first and last line."""
+    """Return code that writes the arrays into a dict: projection -> arrays. `begin`, `end`: the first and last line."""
     rows = []
     for name, part in zip("qkvo", PARTS, strict=True):
         bias = f", 'bias': jnp.asarray({name}_bias)" if making.bias else ""

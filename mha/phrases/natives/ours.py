@@ -12,7 +12,7 @@ CONFIG = "from mha_parity.core import AttentionConfig"
 
 
 class Ours(Native):
-    """A base class for this project's layers in four frameworks, which differ in how they are called."""
+    """A base class for this project's own layers. Each subclass is for the layers in one of four frameworks."""
 
     words: ClassVar[Mapping[str, str]] = {
         "made": "embed_dim, num_heads; biases only where asked for. Widths of inputs come from the first call, or from "

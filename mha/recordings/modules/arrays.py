@@ -26,12 +26,9 @@ def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
 class ArraysRecording(ModuleRecording):
     """A recording that is read from a file of plain arrays.
 
-    Calls are numbered over the whole model, in the order in which they began. A call of "encoder.layer" counts as made
-    during the last earlier call of "encoder". Names of arrays begin with the call's number and the module's name, which
-    is left out for the model itself: "0/inputs/ids".
-
-    Args:
-        path: the file.
+    Names of arrays are MODULE/CALL/inputs/NAME, MODULE/CALL/outputs/NAME or MODULE/parameters/NAME. MODULE/ is left out
+    for the model itself: "0/inputs/ids". CALL is the call's number among all calls, in the order in which they began. A
+    call of "encoder.layer" is taken to be made by the last call of "encoder" before it.
 
     Raises:
         SpecError: an array's name has another form, a call has no output, or there is no call.

@@ -82,8 +82,9 @@ def diagnosed(
 ) -> dict[str, str]:
     """Return a dict: name of a wrong module -> the diagnosis of its attention layer, judged with its own weights.
 
-    A recorded attention layer belongs to the module of its name, or to the nearest module around it that was compared.
-    Layers of one class with the same first wrong array are diagnosed once, if one diagnosis explains all.
+    A recorded attention layer belongs to the module of its name, if that was compared. Otherwise it belongs to the
+    nearest called module around it. Layers of one class with the same first wrong array share a diagnosis, if it
+    explains the wrong outputs of all of them.
 
     Args:
         path: a recording of modules.

@@ -60,7 +60,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """Return a copy of a module's output that passes its gradients to this recorder in the backward pass."""
+        """Return a copy of the output of call `position`. The backward pass gives its gradients to this recorder."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -135,9 +135,9 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Return a function (run, inputs) -> outputs that calls `run` on `arguments`, some of them replaced by `inputs`.
+    """Return a function (run, inputs) -> outputs. It calls `run` on `arguments`, after replacing some by `inputs`.
 
-    `inputs`: key path -> array. Outputs: key path -> floating-point array.
+    `inputs`: key path -> array. Outputs: key path -> floating-point array. `signature`: the signature of `run`.
     """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:

@@ -48,7 +48,7 @@ NONE = Numbers(0, 0)
 
 
 class Order(NamedTuple):
-    """Three hashes of an array, which depend on the order of its numbers. Rows run along the array's first axis.
+    """Three hashes of an array, which depend on the order of its numbers. A row is array[i], a column array[:, j].
 
     Attributes:
         sequence: a hash that changes if any numbers change places.
@@ -112,9 +112,9 @@ def _sum(hashes: NDArray[np.uint64]) -> int:
 def shape_and_numbers(
     parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
 ) -> tuple[tuple[int, ...], Numbers, Order | None]:
-    """Return (shape, Numbers, Order) of a parameter.
+    """Return (shape, Numbers, Order) of a parameter. Only the hashes in Order depend on the order of its values.
 
-    On the meta device, the field `hashed` of Numbers is None, and so is the Order.
+    On the meta device, the field `hashed` of Numbers is None, and the Order is None too.
 
     Args:
         parameter: a parameter of any framework.

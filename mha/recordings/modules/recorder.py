@@ -93,7 +93,7 @@ class ModuleRecorder:
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
     def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
-        """Record the inputs before a module runs, as it may change them. `call` is None if they can't be read."""
+        """Record a module's inputs, before it runs: it may change them. `call=None`: the inputs can't be read."""
         if self._paused:
             return
         if call is None:
@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Record a call's output. Return None; if gradients are recorded, a copy of the output that passes them on."""
+        """Record a call's output. Return a copy that passes gradients on if gradients are recorded, else None."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it

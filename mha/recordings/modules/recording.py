@@ -91,13 +91,14 @@ class ModuleCall:
     Attributes:
         module: position of the module in the recording.
         within: position, among all calls, of the call that made this one; None if that was not recorded.
-        given, gave: the input and the output arrays; `gave` is None if the call ended in an error.
+        given, gave: the arrays in the inputs and in the output; `gave` is None if the call ended in an error.
         plain: key path -> value, for inputs that are no arrays.
         unread: (key path, class) of each input and output that could not be recorded.
         unread_outputs: the outputs in `unread`.
         cotangents: the loss's gradients with respect to the outputs; () if none were recorded.
-        gradients, parameter_gradients: the gradients with respect to inputs and to parameters, computed from
-            `cotangents`; None if computing them failed. `unpulled` has the reason.
+        gradients, parameter_gradients: the loss's gradients with respect to inputs and to parameters, computed
+            from `cotangents`; None if that failed.
+        unpulled: why computing them failed; "" if it did not.
     """
 
     module: int
@@ -167,7 +168,7 @@ class ModuleRecording:
         return found
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
-        """Return the attention call (Problem) that this module's call was also recorded as; None if there is none."""
+        """Return the call as a Problem if it was also recorded as a call of an attention layer; else None."""
         if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
@@ -255,7 +256,7 @@ class ModuleRecording:
 def plain(found: Any) -> Any:
     """Return JSON data with unprintable characters in names and classes escaped.
 
-    A text at the key "is" (an input of a module) stays unchanged, because the original gets it as an argument too.
+    A text at the key "is" (an input of a recorded module) stays unchanged: the original is run with the same text.
     """
     if isinstance(found, str):
         return shown(found, LONGEST_MESSAGE)

@@ -104,7 +104,7 @@ class ArrayStream:
         self._waiting.write(array.reshape(-1).view(np.uint8).data)
 
     def finish(self, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
-        """Write the file, whole or not at all. SpecError if it has more arrays than a header can name."""
+        """Write the file, whole or not at all. SpecError if its header would be longer than LONGEST_HEADER bytes."""
         header = {"__metadata__": {**metadata, SEAL: UNSEALED}, **self._header}
         raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         raw = raw.ljust(-(-len(raw) // 8) * 8)

@@ -67,7 +67,7 @@ def recorded_modules(
 ) -> Iterator[WholeRecording]:
     """Return a context whose value, a WholeRecording, records the modules of `target`. See `mha.capture`.
 
-    Calls are recorded inside a second context, its attribute `watched`. SpecError if `path` is None.
+    Run the model inside `with whole.watched:` (`whole` is the value) to record its calls. SpecError if `path` is None.
     """
     if path is None:
         raise SpecError("modules=True needs a file to write to")

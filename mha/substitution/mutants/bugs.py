@@ -91,7 +91,7 @@ def norm_in_16_bits(inside: Inside) -> Found:
 
 
 def other_cast(inside: Inside) -> Found:
-    """Yield a norm's outputs in two ways: it multiplies by its scale after the cast to 16 bits, or before the cast."""
+    """Yield a norm's outputs with the scale applied after the cast to 16 bits, and with it before. One is a bug."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

@@ -24,13 +24,13 @@ SAMPLE = 64
 
 @dataclass(frozen=True, eq=False)
 class PartCall:
-    """A call of a submodule (called part). `given`, `gave`: key path -> floating-point input, and output.
+    """A call of a submodule (called part). `given`: its floating-point inputs by key path. `gave`: its outputs.
 
     Attributes:
         call: the same call in the original model's own run.
         module, turn: position of the part, and the number of its earlier calls.
         name, kind: name and class of the part.
-        top: position of the outermost part's call in which this call was made; this call's own position if none.
+        top: position of the outermost part's call in which this call was made, or of this call if there is none.
     """
 
     call: OriginalCall
@@ -44,7 +44,7 @@ class PartCall:
 
     @property
     def is_norm(self) -> bool:
-        """Return whether the part's class is a norm, and its one output has the shape of its one input."""
+        """Return whether the part is a norm, with one input and one output of the same shape."""
         one = len(self.given) == len(self.gave) == 1
         return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
 
@@ -80,7 +80,7 @@ class Sum:
 class Inside:
     """A tool that runs one module of the original, and can replace outputs of its submodules (called parts).
 
-    `ready`: a call of the module that was judged.
+    `ready`: a judged call of this module.
     """
 
     def __init__(self, ready: Substitution) -> None:
@@ -90,7 +90,7 @@ class Inside:
     def parts(self) -> list[PartCall]:
         """Return the calls of the parts, in a run of the original's module on the inputs of the port's module.
 
-        The result is [] if the module can't be run, or makes fewer than 2 or more than MOST_PARTS such calls.
+        Return [] if the module can't be run, or if the number of these calls is below 2 or above MOST_PARTS.
         """
         try:
             return list(self._parts(self.ready.given))
@@ -104,7 +104,7 @@ class Inside:
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """Return the module's residual sums r + p: p is a part's output, the sum a part's input or the module's output.
+        """Return the module's residual sums r + p. p is a part's output; r + p is a part's input or module output.
 
         They are searched for in a run on changed inputs, because r may be zero for the recorded inputs.
         """

@@ -38,7 +38,7 @@ Mutant = Callable[[Inside], Iterator[Mapping[Place, NDArray]]]
 
 
 def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
-    """Yield an Unseen for each bug that the call `ready` can't show: with it, the module would be judged right."""
+    """Yield an Unseen for each bug that the call `ready` can't show: the module would be judged right with the bug."""
     inside = Inside(ready)
     for bug, mutant in MUTANTS.items():
         ratios = _ratios(mutant, inside)

@@ -31,6 +31,6 @@ def read_map(path: Path) -> dict[str, str]:
 
 
 def write_map(path: Path, pairs: Mapping[str, str]) -> None:
-    """Write pairs (name in the original -> name in the port) as a file for `read_map`, without the models' own pair."""
+    """Write pairs (name in the original -> name in the port) as a file for `read_map`, except the models' pair."""
     lines = [f"{json.dumps(original)} = {json.dumps(port)}" for original, port in pairs.items() if original and port]
     write_whole(path, "\n".join(["[pairs]", *lines, ""]).encode())

@@ -90,7 +90,7 @@ class Pairs:
     def others_for(self, port: int) -> list[int]:
         """Return positions of unpaired modules of the original that the port's module at `port` could be paired with.
 
-        They contain the module's present partner or are inside it, and have the module's parameters and output shapes.
+        Each contains the present partner or is inside it, and equals the port's module in parameters and output shapes.
         """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
@@ -111,8 +111,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Return new pairs (original -> port) for modules with equal shapes that the models call in different orders.
 
-        If one model calls a, b and the other b, a, the new pairs are a with b, b with a. A pair stays if its modules
-        have submodules, are inside a pair found by parameters, or have names that are paired in other layers too.
+        If one model calls a, b, the other b, a, the new pairs are a with b, b with a. These are not exchanged: modules
+        with submodules, modules inside a pair found by parameters, and names that are paired in other layers too.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -152,7 +152,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether most other layers pair modules of these names too. Layers in another order don't count."""
+        """Return whether modules of these two names are also paired in most other layers of the same call order."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
@@ -164,7 +164,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return the pairs (original -> port) of direct submodules, except leaves, that are called in other orders."""
+        """Return pairs (original -> port) of direct submodules, except leaves, that the models call in other orders."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -190,7 +190,7 @@ class Pairs:
             self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
-        """Return the position in the original of the partner of the port's module at `port`; None if it has none."""
+        """Return the position of the original's module that is paired with the port's at `port`; None if none is."""
         return self._back.get(port)
 
     def _pair(self, original: int, port: int, how: str) -> bool:
@@ -300,7 +300,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """Return (number of elements, size of the last axis) for each shape. Both stay if other axes are transposed."""
+    """Return (number of elements, size of the last axis) for each shape. Transposing other axes changes neither."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 

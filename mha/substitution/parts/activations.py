@@ -35,7 +35,7 @@ class Beside:
     Attributes:
         name: the name of the activation.
         active: the activation as a function, if the original's module has it; None if the port's has it.
-        equal: whether the two modules are equal apart from this.
+        equal: whether this is the only difference between the two modules.
     """
 
     name: str

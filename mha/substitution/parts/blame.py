@@ -28,14 +28,14 @@ KNOWN = ("", "same")
 
 
 class Blame(Parts):
-    """A `Parts` that decides which modules to blame for errors. A module's "lines": its code outside its submodules.
+    """A subclass of `Parts` that blames modules for errors. A module's "lines" are its code outside its submodules.
 
     Attributes:
-        in_lines: position of a module with wrong lines -> the comparison of its worst call, where the port's outputs
-            replaced those of its submodules.
+        in_lines: position of a module with wrong lines -> the comparison of its worst call. For this comparison, the
+            port's outputs replaced those of the original's submodules.
         unseen: bugs that the judged calls could not show.
         spared: positions of submodules that are not blamed, because others compensate their differences.
-        explained: position of a module whose wrong outputs follow from wrong submodules -> an Elsewhere that shows it.
+        explained: position of a module whose errors follow from wrong submodules -> the second verdict (Elsewhere).
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """Return the final verdict on a module whose own code is wrong in `found`, the verdict so far.
+        """Return the final verdict on a module. `found`: the verdict so far, which says that its own code is wrong.
 
-        If submodules without an original cause the error, they get verdicts too, and the module is only wrong
-        "through its parts". Before, the code of such submodules counts as the module's own.
+        In `found`, the code of submodules without an original counts as the module's own. If such submodules cause the
+        error, they get verdicts too, and the module's verdict becomes "through its parts".
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
@@ -172,8 +172,8 @@ class Blame(Parts):
     ) -> CallJudgement:
         """Return the one of three comparisons of a module's own code that has the fewest wrong arrays.
 
-        The first is `found`. The second keeps the original's outputs of the `spared` submodules. The third also ignores
-        the inputs of submodules that have wrong code or contain spared ones. Other arguments: see `with_parts`.
+        The first is `found`. In the second, submodules in `spared` keep the original's outputs. The third also
+        ignores inputs of submodules in `inner` that have wrong code or contain spared ones. Others: see `with_parts`.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -189,9 +189,10 @@ class Blame(Parts):
     def leave_open(self) -> None:
         """Change "wrong" to "not judged" for modules that can only be judged when others are corrected.
 
-        These are: modules whose parameters differ from their original's, if wrong code around them may compensate that;
-        modules after a wrong one, if they have more outputs than their original; and modules after a wrong one, if
-        another module of their class is right together with the code around it.
+        Such a module has one of these properties:
+        - Its parameters differ from its original's, and wrong code around it may compensate the difference.
+        - It is called after a wrong module, and has more outputs than its original.
+        - It is called after a wrong module, and another module of its class is right together with the code around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -272,10 +273,10 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the comparison of a module with submodules that are right if True in masks means the opposite.
+        """Return the worst comparison of a module with submodules that read masks with the opposite meaning of True.
 
-        These submodules run as in the original, on the original's masks: the port's outputs would hide that a mask is
-        inverted. Return None if no submodule is so, if one has wrong code, or if this comparison shows no error.
+        These submodules run the original's code on its masks. If the port's outputs replaced theirs, an inverted mask
+        would not show. Return None if there is no such submodule, if one has wrong code, or if no error shows.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -299,8 +300,8 @@ class Blame(Parts):
     def blame_for_masks(self, port: int) -> bool:
         """Blame submodules of `port` that read True in masks with the wrong meaning; return whether there are any.
 
-        `port` is wrong, although its code and submodules are judged right: alone, a submodule is right with either
-        meaning of True. It is blamed here if other modules of its class read masks like the original.
+        A submodule judged alone may use either meaning of True. So `port` can be wrong although its own code and each
+        submodule are right. Then a submodule is blamed if other modules of its class read masks as the original does.
         """
         found = False
         for one in self.inside[port]:

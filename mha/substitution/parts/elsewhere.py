@@ -39,7 +39,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a submodule. `turn`: 0 for its first call, and so on. `own`, `port`: its position in each model."""
+    """A call of a submodule. `turn`: number of its earlier calls. `own`, `port`: the call's position in each model."""
 
     turn: int
     own: int
@@ -56,10 +56,11 @@ class Elsewhere:
         right: whether the module's outputs are right.
 
     Attributes:
-        taken: positions of the submodules whose outputs are replaced by the port's, so that most other outputs agree.
-        agreeing: positions of the other submodules whose outputs then agree with the port's.
-        causes: positions of the wrong modules that are in `taken` or contain one that is; [] if the module's own
-            outputs don't agree then.
+        taken: positions of submodules whose outputs were replaced by the port's in a run of the original. They are
+            chosen so that most other outputs of this run agree with the port's.
+        agreeing: positions of the other submodules whose outputs in this run agree with the port's.
+        causes: positions of the wrong modules that are in `taken` or contain a module in `taken`; [] if the outputs of
+            the module at `port` differ in this run.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:

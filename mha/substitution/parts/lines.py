@@ -40,8 +40,8 @@ class Lines:
         """Return the modules in `unjudged` that make the wrong arrays; None if the maker of one array is unknown.
 
         A module makes the arrays that it returns, and those that it passes to a submodule but did not get itself.
-        Only modules count whose input arrays are all right, and that get no number or bool (except arguments named in
-        MODES), as the caller may have chosen it wrongly.
+        A module counts only if all its input arrays are right. It must not get a number or bool, because its caller may
+        have chosen it wrongly. Arguments named in MODES, such as `training`, are allowed.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}

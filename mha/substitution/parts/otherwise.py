@@ -20,10 +20,10 @@ class Division(NamedTuple):
     Such a submodule differs from its original, but the code around it compensates that, for example by adding its bias.
 
     Attributes:
-        found: the comparison of the worst call, with the port's outputs of all submodules; None if it can't be run.
-        spared: the same with the original's outputs of some submodules, if that makes an array right; else None.
+        found: the worst call's comparison, in which the port's outputs of all submodules are used; None if a run fails.
+        spared: the same, with some submodules' outputs from the original; None if that makes no wrong array right.
         parts: positions of the submodules that are right together with the code around them.
-        beside: position of a submodule whose activation the other model applies outside it -> the activation's name.
+        beside: position of a submodule -> name of an activation that one model applies inside it, the other outside.
     """
 
     found: CallJudgement | None
@@ -35,9 +35,8 @@ class Division(NamedTuple):
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
     """Return which of the submodules `wrong` are right together with the code around them, as a Division.
 
-    The original's module runs twice: with the port's output of a submodule, then with the original's. If arrays that
-    differed from the port's in the first run agree in the second, and no others differ, the port's code around the
-    submodule makes up for it. (For a submodule that is really wrong, the arrays agree in the first run.)
+    The original's module runs with the port's output of a submodule, then with the original's. If the second run agrees
+    with the port in the same arrays as the first, and in more, the port's code around the submodule compensates for it.
 
     Args:
         run: a function: {position of a submodule: what replaces the port's output} -> comparisons of the module's

@@ -40,7 +40,7 @@ def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
-        leaves: positions of its submodules that have parameters, no submodules of their own and no original.
+        leaves: positions of submodules to search. They have parameters, but no submodules and no original.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
     for leaf in leaves:

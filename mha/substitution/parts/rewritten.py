@@ -32,7 +32,7 @@ VAGUE = "in another order"
 
 
 class Rewritten:
-    """A search for submodules judged wrong that may only divide the computation in another way than the original.
+    """A search for submodules that were judged wrong, but may only divide the computation differently.
 
     `parts`: both models, with a verdict on every module.
     """

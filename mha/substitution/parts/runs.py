@@ -62,7 +62,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the outermost submodules of `port` with a verdict; `judged=False`: those without, outside of these."""
+        """Return submodules of `port` that are judged (`judged=False`: not judged) and inside no judged submodule."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -95,10 +95,10 @@ class Parts:
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
 
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
-        """Return the wrong submodules `inner` of a right module if they compensate one another; else ().
+        """Return the wrong submodules in `inner` if they compensate one another in a right module. Else return ().
 
-        They do if the module's outputs become wrong when only one of them replaces its original. For example, the rows
-        of the query and key matrices may have the same new order. Other arguments: see `with_parts`.
+        They compensate if the module's outputs become wrong when only one of them replaces its original. For example,
+        the rows of the query and key matrices may have the same new order. Other arguments: see `with_parts`.
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -122,12 +122,12 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Return the comparison of each call, with the port's outputs for some submodules; None if it can't be run.
+        """Return the comparison of each call, with the port's outputs for some submodules; None if a run fails.
 
         Args:
             inner: positions of the submodules whose outputs are replaced.
             ready, calls: the calls of the module as Substitutions, and their positions (original's, port's).
-            instead: position of a submodule -> what replaces its outputs, if not the port's outputs: an `Instead`.
+            instead: position of a submodule -> what replaces its outputs (an `Instead`). Default: the port's outputs.
             others: further submodules as Parts, which have no original.
             unasked: positions of submodules whose floating-point inputs are not compared.
         """

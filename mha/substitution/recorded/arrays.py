@@ -66,7 +66,7 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 
 def least_slice(a: NDArray, b: NDArray, counts: NDArray | None = None) -> float:
-    """Return the least rms of b - a, where `counts` is True, in a slice x[i], x[:, i], ... or in the whole array.
+    """Return the smallest rms of b - a over all slices x[i], x[:, i], ... and the whole array, where `counts` is True.
 
     >>> least_slice(np.zeros((2, 3)), np.array([[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]]))
     0.0
@@ -113,15 +113,15 @@ class Allowance:
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
-        """Return (largest difference of an element, by `found`; allowed difference of this element from `a`)."""
+        """Return (difference at the worst element of `found`, difference that is allowed at this element of `a`)."""
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """Return in words the difference `found` and the allowed one, relative to `whose` ("their" or "its") size."""
+        """Return in words the difference `found` and the allowed one. `whose`: "their" or "its", said before "size"."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
-        """Return the larger of two ratios, difference / allowed difference: of the mean, and of the worst element."""
+        """Return difference / allowed difference, for the mean or for the worst element: the larger of the two."""
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod

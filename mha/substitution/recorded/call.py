@@ -255,7 +255,7 @@ def _settled(problem: Problem, table: Table) -> str | None:
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
     """Return (B, Lq, Do): how much the original's output changes if `parts` of its call are replaced by the port's.
 
-    Return None if the sizes of the two calls don't fit.
+    Return None if parts of the two calls can't be combined because their sizes differ.
 
     Args:
         a, b: the original's call and the port's.
@@ -282,9 +282,9 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Return (differences, notes, worst error / allowed error of the port) of two calls, each compared by itself.
+    """Return (differences, notes, the port's worst error / allowed error), comparing each call with the reference.
 
-    Each call's outputs are compared with the reference's outputs for the inputs, mask and weights of the same call.
+    The outputs of a call are compared with the reference's outputs for this call's own inputs, mask and weights.
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

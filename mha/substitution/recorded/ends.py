@@ -28,8 +28,8 @@ class Before:
     Attributes:
         carried: the largest relative difference so far in inputs and outputs that agree; see `Allowance`.
         parted: whether outputs of an earlier pair differed by more than rounding, so that later inputs differ too.
-        open: name of a port's call whose code after the output projection was not compared -> True if the layers of
-            both models have such code, False if only one has.
+        open: name of a port's call -> True if the layers of both models have code after the output projection, False if
+            only one has. These are the calls for which this code was not compared.
         rows: bool (B, L), True at the last pair's queries outside padding; None if there is no pair yet.
     """
 
@@ -65,9 +65,9 @@ class Before:
 
 
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
-    """Return the verdicts on outputs of port `b` other than its attention layers', compared with original `a`.
+    """Return verdicts on the outputs of port `b` against those of original `a`, except outputs of attention layers.
 
-    These are the recorded outputs of the whole model, and of modules such as a pooler.
+    The judged outputs are those recorded of the whole model, and of modules such as a pooler.
     """
     found = []
     layers = {*(a.behind or ()), *(b.behind or ())}
@@ -81,8 +81,8 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
     """Return the verdict on the final outputs of two layers; None if neither has code after its output projection.
 
-    `pair`: positions of the original's and the port's call. If only one layer has such code, the other's output
-    projection gives its final output. If they can't be compared, add an entry to `before.open` and return None.
+    `pair`: positions of the original's and the port's call. A layer without such code has the output of its output
+    projection as its final output. If final outputs can't be compared, add to `before.open` and return None.
     """
     names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
     has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]

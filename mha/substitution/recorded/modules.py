@@ -165,8 +165,8 @@ class Distances:
     Attributes:
         ratio: the largest difference / allowed difference; None if no arrays could be paired.
         words: the name of the array with that ratio, and its difference.
-        least: the smallest `least_slice` (a root mean square) of the arrays that differ. It is 0 if some position or
-            batch item is equal.
+        least: the smallest root mean square of the differences in a slice (such as one position or one batch item) of
+            the arrays that differ; see `least_slice`. It is 0 if the calls are equal in such a slice.
         allowed: the largest allowed difference (root mean square) of an array.
         size: the largest root mean square of an array.
     """

@@ -43,14 +43,14 @@ class Pairing:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return (last pair of calls before a point in both recordings, or None; what was not compared, in words).
+        """Return (positions of the last pair of calls before the point `until`, words on what was not compared).
 
-        The words name the calls without a pair from there to the point, and all attention modules that were not
-        recorded, whenever they were called; "" if there are none.
+        The words name the unpaired calls between this pair and `until`, and all attention modules that were not
+        recorded; "" if there are none. The positions are None if there is no such pair.
 
         Args:
             a, b: the recordings of the original and of the port.
-            until: (number of the original's calls before that point, number of the port's).
+            until: a point in both recordings, as two counts: (original's calls before it, port's calls before it).
         """
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
@@ -68,9 +68,9 @@ class Pairing:
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
     """Return the pairs of an original's and a port's calls: by the layers' names, by their weights, or in order.
 
-    Names are used if the recording with more layers has all names of the other. Else weights are used, if the numbers
-    of layers differ and some layer of the port has the weights of exactly one of the original's; layers without such
-    weights get no pair. Else calls are paired in order.
+    Names are used if the recording with more layers has all names of the other. Otherwise, if the numbers of layers
+    differ, a layer of the port is paired with the only layer of the original that has its weights; other layers get no
+    pair. If that gives no pair at all, or the numbers are equal, calls are paired in order.
 
     Args:
         a, b: the recordings of the original and of the port.

@@ -42,12 +42,12 @@ def recordings_apart(
         original, port: recordings of the same calls.
         pairs: name of a layer of the original -> name of the port's, for pairs that `pair_calls` would not find.
         patterns: names of the calls to report, in either model; wildcards work.
-        unseen: whether to report known bugs that these calls can't show. This needs calls that are all equal.
-        before: a record that is filled with results which later comparisons need.
+        unseen: whether to report known bugs that these calls can't show, if no difference is found.
+        before: a record to which this function adds what later comparisons need. Default: a new one.
         progress: called with a text on the current step.
 
     Raises:
-        SpecError: no call has a name of `patterns`, or a name in `pairs` is no layer's.
+        SpecError: no call has a name of `patterns`, or `pairs` has a name that no layer has.
 
     >>> import numpy as np
     >>> from mha.recordings.recording import RecordedCall, RecordedLayer

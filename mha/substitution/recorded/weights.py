@@ -34,7 +34,7 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
     """Return (differences, notes) of the port's layer `b` and the original's `a`, in settings and weights.
 
     Weights are compared after rounding to the narrower of the two dtypes. A missing bias counts as zeros, repeated key
-    heads count as grouped heads, and the scale of the scores may be a factor of the query weights.
+    heads count as grouped heads, and the scale of the scores may be multiplied into the query weights.
 
     `index`: the arrays of all layers of the original.
     """

@@ -78,10 +78,10 @@ class ModuleResult:
         original: the name of the original's module; None for a module without one.
         how: how the pair was found; for a wrong module without an original, where its mistake was seen.
         original_kind: the class of the original's module; "" without one.
-        status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it); "through
-            its parts" if only modules inside it are wrong; "divided otherwise" if its outputs differ, but are right
-            with the code around it; "caused upstream" if it differs only because its inputs do (with a live original:
-            because a mask does); "equal"; or "not judged".
+        status: "equal", "not judged", or one of these. "wrong": it is wrong by itself, or in its own lines (its code
+            between the modules inside it). "through its parts": only modules inside it are wrong. "divided otherwise":
+            its outputs differ, but the code around it compensates for that. "caused upstream": it differs only because
+            its inputs do (with a live original, only because its mask does).
         ratio: the largest error / measured rounding error in all its calls (8 is allowed); None if not judged. If a
             number exceeds its derived bound, the ratio is at least 8 * error / bound.
         allowance: "derived" if every output also has a derived bound, else "calibrated"; "" if not judged.
@@ -150,17 +150,16 @@ class WhereReport:
     """A report by `where`: a result for each module of the port that was called, in the order of the calls.
 
     Attributes:
-        uncovered: names of modules whose own parameters only the whole model's outputs can judge.
+        uncovered: names of modules whose own parameters no verdict covers, except that on the whole model.
         dtype: the port's dtype.
         versions: package -> version, from the port's recording.
         pairs: name of the original's module -> name of the port's.
-        unseen: the bugs that equal modules may have without a visible effect on these inputs.
+        unseen: with a live original, the bugs that equal modules may have without a visible effect on these inputs.
         diagnosed: name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
         original: what the port was compared with: the live "model", or a "recording" of it. With a recording, `results`
             has a row for each call of an attention layer, or for each module if both recordings hold modules.
         notes: sentences on what was not recorded, on how two recordings were paired, and on what was not compared.
-        undetectable: the known bugs that the port's calls of attention layers can't show; None if they were not looked
-            for.
+        undetectable: with two recordings, known attention bugs that the port's calls can't show; None if not searched.
     """
 
     results: tuple[ModuleResult, ...]

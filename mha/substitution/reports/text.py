@@ -174,7 +174,7 @@ def around_of(report: WhereReport, one: ModuleResult) -> str | None:
 def finding(one: ModuleResult, around: str | None = None) -> str:
     """Return a text on one wrong module: its error, the place of the error, and the original's module.
 
-    `around`: name of a module around it whose wrong code may partly belong to this module; None if there is none.
+    `around`: name of a wrong module that contains this one, so that either may be to blame; None if there is none.
     """
     if one.wrong_backward:
         return _backward(one)
