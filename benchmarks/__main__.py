@@ -41,7 +41,10 @@ class BenchmarkOptions(options.Options):
         "--backend", "-b", type=click.Choice([*peers.PACKAGES]), help="Only this framework (repeatable)."
     )
     settings: tuple[str, ...] = options.several(
-        "--setting", "-s", type=click.Choice([each.name for each in SETTINGS]), help="Only this one (repeatable)."
+        "--setting",
+        "-s",
+        type=click.Choice([*dict.fromkeys(each.name for each in SETTINGS)]),
+        help="Only this one (repeatable).",
     )
     lengths: tuple[int, ...] = options.several(
         "--length", "-l", type=click.IntRange(min=1), help="Only (1, LENGTH, 512, 8) (repeatable)."
@@ -135,7 +138,7 @@ def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Gene
             workers.append(Worker(name, asked.threads, 0, **peers.MEMORY_ENVIRONMENT[name]))
         results["frameworks"][name] = workers[0].facts["versions"]
         known = workers[0].facts["dtypes"]
-        tasks = list(tasks_of(asked, known))
+        tasks = list(tasks_of(name, asked, known))
         for dtype in sorted(set(asked.dtypes) - set(known)):
             problem(f"{name} does not compute in {dtype} (known: {', '.join(known)})")
         for number, task in enumerate(tasks, 1):
@@ -157,16 +160,18 @@ def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Gene
                 worker.close()
 
 
-def tasks_of(asked: BenchmarkOptions, known: tuple[str, ...]) -> Iterator[Task]:
-    """Yield what was asked for, in the dtypes that a framework has; every setting if none was named."""
+def tasks_of(name: str, asked: BenchmarkOptions, known: tuple[str, ...]) -> Iterator[Task]:
+    """Yield what was asked for, in the dtypes and forms that a framework has; every setting if none was named."""
     flags = measure.field_of("cpuinfo", "flags") or measure.field_of("cpuinfo", "Features")
     named = [each for each in SETTINGS if each.name in asked.settings]
     lengths = [Setting(f"L{length}", 1, length, 512, 8) for length in asked.lengths]
     for setting in [*named, *lengths] or SETTINGS:
         also = setting.bfloat16 and not BFLOAT16_FLAGS.isdisjoint(flags.split())
         for dtype in asked.dtypes or (("float32", "bfloat16") if also else ("float32",)):
-            if dtype in known:
-                yield from (Task(setting, dtype, direction) for direction in asked.directions or DIRECTIONS)
+            if dtype in known and setting.form in (None, peers.FORMS.get(name)):
+                for direction in setting.directions:
+                    if direction in (asked.directions or DIRECTIONS):
+                        yield Task(setting, dtype, direction)
 
 
 def compared(name: str, task: Task, entries: list[Entry]) -> dict[str, Any]:

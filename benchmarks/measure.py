@@ -20,6 +20,10 @@ FEWEST_ROUNDS, MOST_ROUNDS = 9, 100
 SLOW, FAR = 1.0, 2.0
 """A contestant that takes SLOW seconds a call, and FAR times the fastest, runs in the first round alone."""
 
+MEMORY_CALLS = 3
+"""Calls of which the middle one counts: in a first one threads and allocators take what they will keep, and what a
+framework frees late is there already in the next."""
+
 SHARE = 0.9  # of the free memory, that a framework may take
 
 PROC = Path("/proc")
@@ -67,10 +71,16 @@ def summary(samples: list[float]) -> dict[str, float]:
 
 
 def extra_peak(call: Call) -> int | None:
-    """Return the bytes of resident memory that one call adds at most, its result included; None where unknown.
+    """Return the bytes of resident memory at the peak of a call, its result included; None where unknown.
 
-    Freed memory is given back to the system first, so that it counts when the call takes it again.
+    It is the median of MEMORY_CALLS calls.
     """
+    peaks = [_peak(call) for _ in range(MEMORY_CALLS)]
+    return statistics.median_low([peak for peak in peaks if peak is not None]) if None not in peaks else None
+
+
+def _peak(call: Call) -> int | None:
+    """Freed memory is given back to the system first, so that it counts when the call takes it again."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:

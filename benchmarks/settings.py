@@ -19,6 +19,8 @@ from mha_core.weights import Weights
 
 DIRECTIONS = ("forward", "gradients")  # the output alone; the output, and the gradients of input and parameters
 
+COMPILED, IN_PLACE = "torch.compile", "cache written in place"  # forms that a framework may call its contestants in
+
 BOUNDS = {"float64": 1e-4, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
 """Largest relative distance from the reference: it refuses a wrong peer, not an inexact one."""
 
@@ -42,6 +44,12 @@ class Setting:
     rotary: bool = False  # rotary positions, and no biases, as in Llama
     window: int | None = None  # the keys that a query may attend to, its own the last of them, in a causal setting
     bfloat16: bool = False  # measured in bfloat16 too, where the processor has instructions for it
+    form: str | None = None  # COMPILED or IN_PLACE; None: as users mostly call it
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The directions that are measured: a cache written in place is for inference."""
+        return DIRECTIONS[:1] if self.form == IN_PLACE else DIRECTIONS
 
     @property
     def key_len(self) -> int:
@@ -65,6 +73,10 @@ SETTINGS = (
     Setting("decoder", 1, 2048, 1024, 16, num_kv_heads=4, causal=True, rotary=True),
     Setting("cache", 1, 1, 2048, 32, num_kv_heads=8, past=4095, rotary=True),
     Setting("window", 1, 8192, 512, 8, causal=True, rotary=True, window=512),
+    Setting("compiled", 2, 512, 768, 12, bfloat16=True, form=COMPILED),
+    Setting("compiled", 1, 2048, 512, 8, causal=True, form=COMPILED),
+    Setting("donated", 32, 1, 512, 8, past=1023, form=IN_PLACE),
+    Setting("donated", 1, 1, 2048, 32, num_kv_heads=8, past=4095, rotary=True, form=IN_PLACE),
 )
 
 
@@ -86,7 +98,8 @@ class Task:
         setting = self.setting
         needed = {
             "gradients": self.gradients,
-            "past keys": setting.past,
+            "past keys": setting.past and setting.form != IN_PLACE,
+            IN_PLACE: setting.form == IN_PLACE,
             "grouped heads": setting.num_kv_heads,
             "causal mask": setting.causal,
             "window": setting.window,

@@ -86,8 +86,8 @@ class CaseUnit(Unit):
     Args:
         subject: the subject; for one in another process, its stand-in from `conformance.workers.described`.
         cases: ids of cases, or picklable case objects.
-        before: a case to run first, without a Result. It is repeated after the first of `cases`. None: no such case.
-        known: the table of known deviations. Those that it lists for these cases must occur.
+        before: a case to run first, without a Result, so that it can be repeated after the first of `cases`, or None.
+        known: the table of known deviations. Deviations that the table lists for these cases must occur.
         again: how a right answer is checked by repeated calls (see `conformance.judging.repeats`).
         series: a name that all units of one run and one subject share; "" for a single unit.
     """
@@ -164,13 +164,13 @@ def run_apart(
 ) -> Iterator[tuple[int, Result]]:
     """Run every (case, subject) pair in worker processes; yield (index in `runs`, Result) in order of completion.
 
-    If a subject times out in its first LATE cases on this machine, its other cases are not run. Their Results have the
-    status "failed" and a message that says why.
+    If LATE cases of a subject time out before it answers one, a `Local` executor skips the subject's other cases.
+    Those have Results with the status "failed" and a message that says why.
 
     Args:
         runs: the pairs (case, subject). Pairs with equal subjects must be neighbours.
         executor, settings: what runs the work, and what worker processes are started with.
-        known: the table of known deviations. Those that it lists for these cases must occur.
+        known: the table of known deviations. Deviations that the table lists for these cases must occur.
         whole: whether case objects are sent instead of ids, as needed for cases that are in no table.
         plan: says how right answers are checked by repeated calls. Default: in every way.
     """
@@ -197,7 +197,7 @@ def run_apart(
 
 
 def smallest(case: str, subject: Any) -> Result:
-    """Return a subject's Result in the smallest failing case found by shrinking `case`, the text of a random case."""
+    """Return a subject's Result in the smallest failing case found by shrinking the random case with the id `case`."""
     small = shrink(case_from_text(case), lambda other: run_case(other, subject).status in FAILING)
     return run_case(small, subject)
 

@@ -40,8 +40,7 @@ def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> 
     """Return the things whose id matches any pattern (shell wildcards), in the given order; all if `patterns` is empty.
 
     Args:
-        things: the cases or bugs to choose from.
-        unknown: the SpecError's message if nothing matches, with "{}" for the pattern. A similar id is appended.
+        unknown: the SpecError's message if a pattern has no match, with "{}" for the pattern. A similar id is appended.
 
     >>> from types import SimpleNamespace
     >>> shelf = [SimpleNamespace(id=name) for name in ("one-query", "one-key", "long")]

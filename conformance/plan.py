@@ -54,7 +54,7 @@ class Plan:
         return [case for case in cases if self._asks(subject, case)]
 
     def again(self, subject: Subject) -> Again:
-        """Return how the subject's right answers are checked by repeated calls, from "never" to "in every way"."""
+        """Return how calls with right answers are repeated: "in every way", "in two ways", "in one way" or "never"."""
         if self.everything:
             return "in every way"
         if subject.dtype != self._main_dtype(subject):

@@ -81,7 +81,7 @@ class Suite:
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the diagnoses, and a line for each dtype without tests, because a subject does not compute in it."""
+        """Print the diagnoses, and for each subject a line for each dtype in which it does not compute."""
         for line in self.left_out:
             terminalreporter.write_line(f"mha: {line}", yellow=True)
         if terminalreporter.config.getoption("--mha-no-diagnosis"):

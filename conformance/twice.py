@@ -31,9 +31,9 @@ class Repeated:
     """The result of running one subject twice: how many arrays were compared, and which differed in their bits.
 
     Attributes:
-        subject, dtype: the subject's name, and its dtype.
         total: how many arrays (stages and gradients of all cases) were compared.
-        in_process, fresh: "CASE: ARRAY" for each array that differed in a second run in the same or a new process.
+        in_process: "CASE: ARRAY" for each array that differed in a second run in the same process.
+        fresh: "CASE: ARRAY" for each array that differed in a run in another process.
     """
 
     subject: str
@@ -58,13 +58,13 @@ def bits_of(trace: Trace) -> Bits:
 def twice(
     subjects: Sequence[BackendSubject], patterns: tuple[str, ...], executor: Executor, settings: Settings
 ) -> Iterator[Repeated]:
-    """Run the cases twice on each subject, forward and backward, on the CPU; yield a Repeated for each, in order.
+    """Run the cases on each subject, forward and backward, on the CPU; yield a Repeated for each, in order.
 
-    New processes are started, because importing one framework can change the results of another: importing MXNet
-    leaves PyTorch with one thread.
+    The cases run twice in one new process, and once in another. Both are new, because importing one framework can
+    change the results of another: importing MXNet leaves PyTorch with one thread.
 
     Args:
-        subjects: the subjects. Neighbours of one backend and dtype share two processes.
+        subjects: the subjects. Consecutive ones with the same backend and dtype share these two processes.
         patterns: patterns of the cases' ids; () for all.
         executor, settings: what runs the work, and what worker processes are started with.
 

@@ -145,7 +145,7 @@ class Survey:
     def read_inside(self, name: str) -> str:
         """Mark the attention function in the module `name` as read, and return the name of its layer.
 
-        The layer is the outermost enclosing module with projections; if there is none, the innermost enclosing module.
+        The layer is the outermost module around the function that has projections. If none has, it is the innermost.
         """
         around = [
             one for one in self._met.values() if not one.name or re.match(rf"{re.escape(one.name)}([./]|$)", name)
@@ -256,7 +256,7 @@ def roles_of(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Return whether a module looks like attention by its class or, if it has submodules, by its name or num_heads.
+    """Return whether a module looks like attention by its class. If it has submodules, its name or num_heads suffices.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])

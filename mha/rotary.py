@@ -24,7 +24,9 @@ _CLASS = re.compile(r"rotary|rope(?![a-z])", re.IGNORECASE)
 
 
 def setting_of(config: Mapping[str, Any]) -> str | None:
-    """Return the setting in a model's config that shows rotary positions; None if there is no such setting.
+    """Return the setting in a model's config that shows rotary positions: its name, or its name and value.
+
+    Return None if there is no such setting, or if another setting says that positions are used in another way.
 
     >>> setting_of({"model_type": "llama", "rope_theta": 10000.0}), setting_of({"model_type": "falcon", "alibi": False})
     ('rope_theta', "model_type 'falcon'")

@@ -23,11 +23,11 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 
 DONE_AT: Mapping[str, str] = {
     "queries": "the projection of the queries, its split into heads, and all that is done to them before the scores",
-    "keys": "how the past is joined, the projection of the keys, its split into heads, and all that is done to them",
-    "values": "how the past is joined, the projection of the values, its split into heads, and all done to them",
+    "keys": "the projection of the keys, its split into heads, all that is done to them, and how a past is joined",
+    "values": "the projection of the values, its split into heads, all that is done to them, and how a past is joined",
     "scores": "the scale, the softcap, all that is added to the scores, and which key head a query head reads",
     "weights": "the masks, the softmax, and any factor or mix of heads after it",
-    "heads": "dropout, and which value head a query head reads",
+    "heads": "which value head a query head reads, dropout, and what is done to heads before they are merged",
     "output": "how heads are merged, and the output's projection",
 }
 """Stage -> what is done there, in words."""

@@ -16,6 +16,7 @@ from backends.jax.ops.attention import (
     after_past,
     cap,
     drop,
+    joined,
     masked_softmax,
     parts_of,
     weighted_sum,
@@ -180,15 +181,16 @@ class MultiHeadAttention(nn.Module):
         training = not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
-        keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
-        values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
+        keys = parts_of(call.past_keys, new_keys, mask, join=False)  # (B, G, Lk, d)
+        values = parts_of(call.past_values, new_values, mask, join=False)  # (B, G, Lk, dv)
         operands = Operands(*self.score_layer.operands(queries, keys), values)
         score = self.score_layer.in_blocks().capped(self._config)
         heads = attend_in_blocks(
             operands, score, mask, self.dropout_layer, training, query_block=query_block, precision=self.precision
         )  # (B, H, Lq, dv)
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Attended(output, (keys[0], values[0]) if return_present else None)
+        # Joined for the caller alone: who uses only the new rows, under jax.jit, has nothing joined.
+        return Attended(output, (joined(keys), joined(values)) if return_present else None)
 
     @any_rank
     def __call__(

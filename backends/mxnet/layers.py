@@ -157,17 +157,22 @@ class MultiHeadAttention(KeywordBlock):
             query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
-        config = self._config
-        call, mask = self._placed(call)
+        heads, present = self._heads(*self._placed(call), return_present, query_block)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Attended(output, present)
+
+    def _heads(
+        self, call: Call[mx.np.ndarray], mask: Mask, return_present: bool, query_block: int | None
+    ) -> tuple[mx.np.ndarray, tuple[mx.np.ndarray, mx.np.ndarray] | None]:
+        """Heads (B, H, Lq, dv) and, if asked for, all keys and values; what else is made is freed before the output."""
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         keys = parts_of(call.past_keys, new_keys, mask, join=return_present)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=return_present)  # (B, G, Lk, dv)
         operands = Operands(*self.score.operands(queries, keys), values)
-        score = self.score.in_blocks().capped(config)
+        score, dropout = self.score.in_blocks().capped(self._config), self._config.dropout
         training = mx.autograd.is_training()
-        heads = attend_in_blocks(operands, score, mask, config.dropout, training, query_block=query_block)
-        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Attended(output, (keys[0], values[0]) if return_present else None)
+        heads = attend_in_blocks(operands, score, mask, dropout, training, query_block=query_block)
+        return heads, (keys[0], values[0]) if return_present else None
 
     def forward(
         self,

@@ -162,17 +162,22 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             query_block: how many queries are computed at once. None: the fastest number.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
-        config = self._config
-        call, mask = self._placed(call)
+        heads, present = self._heads(*self._placed(call), return_present, query_block)  # (B, H, Lq, dv)
+        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
+        return Attended(output, present)
+
+    def _heads(
+        self, call: Call[Tensor], mask: Mask, return_present: bool, query_block: int | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Heads (B, H, Lq, dv) and, if asked for, all keys and values; what else is made is freed before the output."""
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
         join = return_present or queries.shape[2] != 1  # one query reads past and new keys once each, where they are
         keys = parts_of(call.past_keys, new_keys, mask, join=join)  # (B, G, Lk, d)
         values = parts_of(call.past_values, new_values, mask, join=join)  # (B, G, Lk, dv)
         operands = Operands(*self.score.operands(queries, keys), values)
-        score = self.score.in_blocks().capped(config)
-        heads = attend_in_blocks(operands, score, mask, config.dropout, self.training, query_block=query_block)
-        output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
-        return Attended(output, (keys[0], values[0]) if return_present else None)
+        score, dropout = self.score.in_blocks().capped(self._config), self._config.dropout
+        heads = attend_in_blocks(operands, score, mask, dropout, self.training, query_block=query_block)
+        return heads, (keys[0], values[0]) if return_present else None
 
     def forward(
         self,

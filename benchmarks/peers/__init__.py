@@ -10,16 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from benchmarks.settings import Answer, Task
+from benchmarks.settings import COMPILED, IN_PLACE, Answer, Task
 
 PACKAGES = {"jax": ("jax", "flax"), "mxnet": ("mxnet",), "tf": ("tensorflow", "keras"), "torch": ("torch",)}
 """Framework -> the packages that it needs."""
+
+FORMS = {"jax": IN_PLACE, "torch": COMPILED}
+"""Framework -> the `Setting.form` that is measured of it besides the usual one."""
 
 MEMORY_ENVIRONMENT = {"tf": {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}}
 """Framework -> environment variables without which a pool hides the memory of a call. They make it slower, so time is
 measured in another process."""
 
-PLAIN_ONLY = ("grouped heads", "past keys", "window", "rotary positions")
+PLAIN_ONLY = ("grouped heads", "past keys", IN_PLACE, "window", "rotary positions")
 """Features that most layers of frameworks lack."""
 
 

@@ -1,20 +1,31 @@
-"""PyTorch's contestants: nn.MultiheadAttention, linear around scaled_dot_product_attention, d2l.ai's."""
+"""PyTorch's contestants: nn.MultiheadAttention, d2l.ai's, and linear functions around an attention function."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from threading import RLock
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from backends.torch.native.convert import to_native
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
-from backends.torch.ops.heads import merge_heads, split_heads
+from backends.torch.ops.heads import split_heads
 from backends.torch.weights import from_weights
 from benchmarks.peers import PLAIN_ONLY, Contestant, Prepared, turned
-from benchmarks.settings import Task
+from benchmarks.settings import COMPILED, Task
+
+Attend: TypeAlias = Callable[..., Tensor]
+"""Queries (B, H, L, d), keys and values (B, G, Lk, d) -> heads (B, L, H, d)."""
+
+ISOLATED: Any = {"isolate_recompiles": True}  # the types of torch.compile lack it in PyTorch 2.13
 
 set_threads = torch.set_num_threads
 
@@ -36,11 +47,10 @@ def _multihead_attention(task: Task, training: bool) -> Prepared:
     return _prepared(lambda x: layer(x, x, x, **masks)[0], layer.parameters(), task)
 
 
-def _scaled_dot_product(task: Task) -> Prepared:
-    """Linear functions around the operator; without gradients, new keys and values are written into the cache."""
+def _between_linears(attention: Callable[[Task], Attend], task: Task) -> Prepared:
+    """Linear functions around attention; without gradients, new keys and values are written into the cache."""
+    attend = attention(task)
     weights = {name: _tensor(array, task).requires_grad_() for name, array in task.weights.items()}
-    is_diagonal = task.setting.causal and task.setting.window is None
-    mask = None if is_diagonal else _as_it_is(task.allowed)
     turns = [_tensor(table, task) for table in task.turns or ()]  # (L, d) each
     room = [(0, 0), (0, 0), (0, 0 if task.gradients else task.setting.length), (0, 0)]
     past = [_tensor(np.pad(array, room), task) for array in task.past.values()]
@@ -57,11 +67,54 @@ def _scaled_dot_product(task: Task) -> Prepared:
     def forward(x: Tensor) -> Tensor:
         queries, keys, values = (split_heads(project(name, x), heads) for name, heads in task.heads_of.items())
         keys, values = after_past(0, turned(keys, turns, torch.cat)), after_past(1, values)
-        queries, grouped = turned(queries, turns, torch.cat), queries.shape[1] != keys.shape[1]
-        summed = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=is_diagonal, enable_gqa=grouped)
-        return project("out_proj", merge_heads(summed))
+        return project("out_proj", attend(turned(queries, turns, torch.cat), keys, values).flatten(2))
 
     return _prepared(forward, weights.values(), task)
+
+
+def _scaled_dot_product(task: Task) -> Attend:
+    is_causal, mask, enable_gqa = *_masks(task), task.setting.num_kv_heads is not None
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        heads = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=is_causal, enable_gqa=enable_gqa)
+        return heads.transpose(1, 2)
+
+    return attend
+
+
+def _transformers(task: Task) -> Attend:
+    """What `attn_implementation="sdpa"` calls."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    is_causal, mask = _masks(task)
+    module: Any = SimpleNamespace(num_key_value_groups=task.config.num_heads // task.config.num_kv_heads)
+    return lambda *operands: sdpa_attention_forward(module, *operands, mask, is_causal=is_causal)[0]
+
+
+def _flex(task: Task) -> Attend:
+    """The function, compiled as its documentation has it, and the mask as a rule for blocks.
+
+    It is a program of its own: PyTorch 2.13 can't compile it for a CPU together with the linear functions before it.
+    """
+    setting, lens, block_mask = task.setting, _as_it_is(task.valid_lens), None
+
+    def allowed(item: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if lens is not None:
+            return key < lens[item]
+        behind = query - key
+        return (behind >= 0) & (behind < (setting.window or setting.key_len))
+
+    if setting.causal or lens is not None:
+        items = None if lens is None else setting.batch
+        block_mask = create_block_mask(allowed, items, None, setting.length, setting.key_len, device="cpu")
+    compute = partial(_compiled(flex_attention), block_mask=block_mask, enable_gqa=setting.num_kv_heads is not None)
+    return torch.compiler.disable(lambda *operands: compute(*operands).transpose(1, 2))
+
+
+def _masks(task: Task) -> tuple[bool, Tensor | None]:
+    """Whether the causal mask is the whole one, and the bools (B or 1, 1, Lq or 1, Lk) where it is not."""
+    is_causal = task.setting.causal and task.setting.window is None
+    return is_causal, None if is_causal else _as_it_is(task.allowed)
 
 
 def _d2l(task: Task) -> Prepared:
@@ -72,11 +125,17 @@ def _d2l(task: Task) -> Prepared:
 
 _train, _eval = (partial(_multihead_attention, training=training) for training in (True, False))
 
+OF_TRANSFORMERS = (
+    [Contestant("transformers' sdpa", partial(_between_linears, _transformers))] if find_spec("transformers") else []
+)
+
 CONTESTANTS = (
     Contestant("ours", _ours),
     Contestant("nn.MultiheadAttention, eval()", _eval, lacks=("gradients", *PLAIN_ONLY)),
     Contestant("nn.MultiheadAttention, train()", _train, lacks=PLAIN_ONLY),
-    Contestant("scaled_dot_product_attention", _scaled_dot_product),
+    Contestant("scaled_dot_product_attention", partial(_between_linears, _scaled_dot_product)),
+    *OF_TRANSFORMERS,
+    Contestant("flex_attention, compiled", partial(_between_linears, _flex), lacks=("gradients",)),
     Contestant("d2l.ai's", _d2l, lacks=("causal mask", *PLAIN_ONLY)),
 )
 
@@ -84,6 +143,7 @@ CONTESTANTS = (
 def _prepared(forward: Callable[[Tensor], Tensor], parameters: Iterable[Tensor], task: Task) -> Prepared:
     x, cotangent = _tensor(task.x, task), _tensor(task.cotangent, task)
     leaves = [x.requires_grad_(), *parameters]
+    forward = _compiled(forward) if task.setting.form == COMPILED else forward
 
     def call() -> list[Tensor]:
         with torch.set_grad_enabled(task.gradients):
@@ -91,6 +151,14 @@ def _prepared(forward: Callable[[Tensor], Tensor], parameters: Iterable[Tensor],
         return [output.detach(), *(torch.autograd.grad(output, leaves, cotangent) if task.gradients else ())]
 
     return Prepared(call, lambda found: tuple(map(to_numpy, found[:2])))
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function compiled for the sizes of one task; other tasks have programs of their own."""
+    with suppress(ImportError):  # the compiler uses it if it is there: a lock for processes would outlive this one
+        import_module("tqdm").tqdm.set_lock(RLock())
+    compiled: Any = torch.compile(function, dynamic=False, **ISOLATED)
+    return compiled
 
 
 def _tensor(array: Any, task: Task) -> Tensor:

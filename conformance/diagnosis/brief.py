@@ -9,7 +9,7 @@ from conformance.diagnosis.diagnose import ALL_NAN, BIASED, STORED_IN, Diagnosis
 from conformance.judging.compare import Mismatch
 from conformance.judging.distance import worst
 from conformance.judging.expected import CHANGES
-from conformance.kinds.change import KINDS, NAMED, Setting
+from conformance.kinds.change import KINDS, NAMED, OR_WITH, Setting
 from conformance.kinds.made import FINITE, is_measured
 from conformance.kinds.oddities import ROUNDED
 from conformance.measure.search import Measured, ProbeResult
@@ -38,8 +38,7 @@ NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return 
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 JOIN = "the join of past and new keys and values: its order, axis and lengths"
 OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
-CAST = "a cast (to bfloat16 or float16) of the additive bias, or of its sum with the scores"
-OR_WITH = " or with "  # between several kinds of calls that alone are wrong
+CASTS = "casts (to bfloat16, float16, 8 bits), approximations (of exp) and added numbers (eps) in what makes the "
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
@@ -106,7 +105,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     huge = {2} if any(one.differing and one.probe.id == "excluded-large" for one in asked) else set()
-    kinds = " or ".join(EXTREMES[one] for one in sorted(huge.union(diagnosis.only_extreme)) if diagnosis.only_extreme)
+    kinds = ", or ".join(EXTREMES[one] for one in sorted(huge.union(diagnosis.only_extreme)) if diagnosis.only_extreme)
     is_named = bool(kinds) and diagnosis.located is None and not diagnosis.is_usual_beyond
     extreme = [ONLY_EXTREME.format(kinds)] * is_named
     common = [COMMON.issuperset(one.bugs or (one.what,)) for one in found]
@@ -116,8 +115,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
     found = (*found, *nans) if diagnosis.partly else found  # of cases with a NaN alone
-    tells = bool(diagnosis.failing and diagnosis.passing and not known)
-    right_in = simplest(diagnosis) * tells
+    right_in = simplest(diagnosis) * bool(diagnosis.failing and diagnosis.passing and not known)
     again = f"Each called twice, the second calls differ in {cases(len(seen.failing))}."
     return replace(
         told,
@@ -150,9 +148,9 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     there = diagnosis.located
     is_rounded = there is not None and ROUNDED in "".join(there.seen)
     look = there.look if there is not None and there.stage == stage else ""
-    of_past = JOIN * (stage in ("keys", "values"))
-    of_calls = {NAMED["past"]: of_past, BIASED: OF_BIAS.format(stage), NAMED["bias"]: CAST * is_rounded}
+    of_calls = {NAMED["past"]: JOIN * (stage in ("keys", "values")), BIASED: OF_BIAS.format(stage)}
     done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
+    done = f"{CASTS}{MADE.get(stage, stage)}{alone}" if is_rounded else done
     done = ADDITIVE if "score 'additive'" in alone else done
     return "" if is_shown else NEXT.format(done)
 
@@ -330,8 +328,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
         return [f"Example: {_row(diagnosis.measured, diagnosis.beyond, says=False)}."]
     if diagnosis.mismatch is None:
         return []
-    several = len(diagnosis.failing) + len(diagnosis.passing) > 1
-    within = f", case {diagnosis.case}" if diagnosis.case and several else ""
+    within = f", case {diagnosis.case}" * bool(diagnosis.case and len(diagnosis.failing) + len(diagnosis.passing) > 1)
     is_alone = diagnosis.alone and len(diagnosis.failing) == 1 and not diagnosis.explanations
     alone = f" It alone is one of {diagnosis.alone}." if is_alone else ""
     return [f"Example{within}: {shown(diagnosis.mismatch)}.{alone}"]
@@ -347,7 +344,9 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
     kinds = [one for one in KINDS if one.words == diagnosis.alone and all(map(one.holds, wrong))]
     if "calls with " in diagnosis.alone and (kinds or diagnosis.alone == BIASED):
         return [f"Still right: all {diagnosis.alone.replace('with', 'without', 1)}."]
-    right = [f" Still right: calls with {row.probe.says}" for row in rows[:first] if row.asked]
+    less = [row for row in rows[:first] if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
+    less.sort(key=lambda row: (len(Setting.of(row.asked[0]).has), not row.probe.stage))
+    right = [f" Still right: calls with {row.probe.says}" for row in less]
     return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]
 
 
@@ -412,8 +411,8 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
     """Return a line: how many failures are not in `plain` (calls without optional features), and what to do."""
-    others = len(diagnosis.failing) - len(plain.failing)
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
+    others = len(diagnosis.failing) - len(plain.failing)
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
 
 
@@ -462,5 +461,4 @@ def _row(measured: Measured, outcome: ProbeResult, *, says: bool = True) -> str:
     if outcome.probe.gradients or got is None or wanted is None:
         return said
     place = worst(got, wanted, 1.0).index
-    where = ", ".join(map(str, place))
-    return f"{said} output[{where}] is {got[place]:.6g}, expected {wanted[place]:.6g}"
+    return f"{said} output[{', '.join(map(str, place))}] is {got[place]:.6g}, expected {wanted[place]:.6g}"

@@ -23,7 +23,7 @@ from conformance.diagnosis.observations import Observation, Runs, observe, shown
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import nan_weights
 from conformance.kinds.change import NAMED as CALLS
-from conformance.kinds.change import Setting, extras_of, in_common
+from conformance.kinds.change import Setting, extras_of, if_all, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, usual, with_padding_zeroed
 from conformance.kinds.oddities import overlooks_scale
 from conformance.measure.asker import MOST_CONFIGS, Asker, Behaviour, rounds_inside
@@ -403,21 +403,22 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         shown = [(one.arrays[stage], one.wanted.trace.arrays()[stage]) for one in observations if stage in one.arrays]
         if located is not None and (dtype := stored_in(shown, subject.dtype)) is not None:
             located = replace(located, seen=(f"  {STORED_IN.format(dtype)}",))
-        found = replace(found, located=located, alone=_only(found.measured, failing) or found.alone)
+        found = replace(found, located=located, alone=_only(found.measured, failing, found.alone))
         yield found
         if found.remarks:
             return
     yield _nearly(found, search, [*zoo, *larger] if search.only_large else zoo, progress)
 
 
-def _only(measured: Measured, failing: Iterable[Problem]) -> str:
-    """Return the calls with biases, in words, if the first row that differs is for these, and all that differs has."""
+def _only(measured: Measured, failing: Iterable[Problem], alone: str) -> str:
+    """Return the calls that alone differ: those with biases, if the first row is for these; else `alone`, or ""."""
     row = "" if measured.first is None else measured.first.probe.id
     wrong = (*failing, *(one for outcome in measured.outcomes for one in outcome.differing))
     if row == "score-bias":
-        return CALLS["bias"] * all("bias" in Setting.of(one).has for one in wrong)
+        alone = CALLS["bias"]
     biases = ([array for name, array in one.weights.items() if name.endswith(".bias")] for one in wrong)
-    return BIASED * (row in OF_BIASES and all(any(array.any() for array in some) for some in biases))
+    is_biased = row in OF_BIASES and all(any(array.any() for array in some) for some in biases)
+    return BIASED if is_biased else if_all(alone, map(Setting.of, wrong))
 
 
 def _output_of(model: Model, variants: Variants, problem: Problem) -> NDArray | None:

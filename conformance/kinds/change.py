@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, permutations
@@ -66,8 +66,8 @@ SIZES: dict[str, Callable[[Setting], float]] = {
     "query length": lambda s: s.sizes.query_len,
     "batch size": lambda s: s.sizes.batch,
     "past length": lambda s: s.sizes.past_len,
-    "head_dim rounded up to a multiple of 8": lambda s: -(-s.config.head_dim // 8) * 8,
-    "head_dim rounded up to a power of 2": lambda s: 1 << (s.config.head_dim - 1).bit_length(),
+    "(head_dim rounded up to a multiple of 8)": lambda s: -(-s.config.head_dim // 8) * 8,
+    "(head_dim rounded up to a power of 2)": lambda s: 1 << (s.config.head_dim - 1).bit_length(),
     "p": lambda s: s.config.dropout,
     "(1 - p)": lambda s: 1.0 - s.config.dropout,
 }
@@ -106,7 +106,7 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
     return Change(slug, words, lambda array, axes, setting: function(array))
 
 
-LEAVE_OUT = "Remove this."
+LEAVE_OUT = "Use them as they are."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
     "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),
@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
 }
 """Name -> (the formula, function)."""
 
-EACH = "changed: each x becomes {}"
+EACH = "mapped by x -> {}"
 """The words of a function, for its formula."""
 
 
@@ -196,6 +196,7 @@ def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterato
         yield from filter(tells, _limits(wrong))
 
 
+OR_WITH = " or with "  # between several kinds of calls that alone are wrong
 MOST_KINDS = 4
 PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 
@@ -225,7 +226,16 @@ def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words
     several = kinds_of(wrong, right) if right else ()
-    return f"calls with {' or with '.join(several)}" * bool(several)
+    return f"calls with {OR_WITH.join(several)}" * bool(several)
+
+
+def if_all(words: str, settings: Iterable[Setting]) -> str:
+    """Return the words of `in_common`, if all calls are among those that they name, or nothing tells it; else ""."""
+    first, *others = words.split(OR_WITH)
+    names = {first, *(f"calls with {one}" for one in others)}
+    found = [one for one in (*KINDS, *(_both(*pair) for pair in combinations(NAMED, 2))) if one.words in names]
+    told = len({one.words for one in found}) == len(names)
+    return words if not told or all(any(one.holds(setting) for one in found) for setting in settings) else ""
 
 
 def _traits(setting: Setting) -> set[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.kinds.oddities import MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
+from conformance.kinds.oddities import GATED, MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
 from mha_core import AttentionMask
 from mha_core.errors import listed
 
@@ -19,11 +19,11 @@ Told = tuple[str, str]
 """A sentence on what is seen, and words on where to look."""
 
 POSITIONS, DISTANCE = "the positions of query and key", "the distance from query to key"
-QUERIES, KEYS, HEADS, ORDER = "other queries", "other keys", "other heads", "their order"
+QUERIES, KEYS, HEADS, ORDER = "other queries", "other keys", "the parameters of other heads", "their order"
 LOOK = {  # what weights depend on -> where code does that
     QUERIES: "what mixes queries: a mean, a norm or a convolution over the length, a softmax over another axis",
     KEYS: "what mixes the keys or the scores of one row: a mean, a norm, a convolution or a sum over the keys",
-    HEADS: "what mixes heads: a matrix over heads, or the split into heads",
+    HEADS: "what mixes heads: a matrix over heads, the split into heads, or a number made of all heads' weights",
 }
 UP_TO_WEIGHTS = ("queries", "keys", "scores", "weights")
 
@@ -122,8 +122,9 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         elif own := _of_own(read, problem):
             yield own
         elif found := more_than_both(read, problem):
-            what = f"The weights depend on more than the scores of their row: on {_and(found)}."
-            yield what, _look(found, "factors, windows and orders of keys that depend on positions")
+            names = _and([f"{one} (which change the ratio of two weights)" if one == KEYS else one for one in found])
+            what = f"The weights depend on more than the scores of their row: on {names}."
+            yield what, _look(found, "factors and windows that depend on positions, and the order of the keys")
         elif follow(weights, right):
             yield "Larger scores have larger weights, but other ones than softmax gives.", _SOFTMAX
         return
@@ -132,7 +133,7 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
     of_zero, scores = scores_of(read(zero)), scores_of(weights)
     right_scores = logs(right, right > 0.0)
     if of_zero is not None and not near(of_zero, 0.0 * of_zero, 1.0):
-        seen = "with queries that are all 0 and no biases, the weights of a row still differ"
+        seen = "with queries that are all 0 and no biases, the weights of a query still differ from key to key"
         if scores is None or not near(scores, right_scores + of_zero):
             yield (
                 f"{seen.capitalize()}: scores are more than products of queries and keys.",
@@ -147,20 +148,29 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         to = "queries" if stage == "queries" else "scores"
         same = ", the same for every query" if near(of_zero, 0.0 * of_zero + of_zero[:, :, :1]) else ""
         found = more_than_both(read, zero)
-        on = f" It depends on {_and(found)}." if found else ""
+        these = [*["the key"] * (to == "scores" and other is not None), *found]
+        on = f" What is added depends on {_and(these)}." if these else ""
         yield f"Something is added to the {to}{same}: {seen}.{on}", f"{_ADDED} {to}"
     elif scores is not None and (shares := mix_of(scores, right_scores)) is not None and is_of_several(shares):
         is_mix = (np.abs(shares) > NEAR).sum() > len(shares)
-        said = "sums of the right ones of several heads" if is_mix else "those of other heads"
-        yield f"The scores of each head are {said}.", "which heads of queries and keys meet, and what mixes heads"
+        said = f"the right scores {OF_SEVERAL}" if is_mix else "those of other heads."
+        look = (
+            "what mixes heads before the softmax, such as a matrix"
+            if is_mix
+            else "which heads of queries and keys meet"
+        )
+        yield f"The scores of each head are {said}", look
     elif found := more_than_both(read, problem):
-        none = " Nothing is added: of queries that are all 0 the weights are right." * (
+        none = " With queries that are all 0 the weights are right: no bias is added." * (
             {POSITIONS, DISTANCE} >= {*found}
         )
         what = f"The score of a query and a key depends on more than these two: on {_and(found)}.{none}"
         yield (
             what,
-            _look(found, "rotary positions (angles, pairs of channels, which positions) and factors by position"),
+            _look(
+                found,
+                "rotary positions (angles, pairs of channels, position numbers) and factors that depend on positions",
+            ),
         )
     elif scores is not None:
         yield _of_both(read, problem, scores, right_scores, "keys" if stage == "keys" else "queries")
@@ -190,13 +200,21 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
     )
 
 
-_SOFTMAX = "what stands in the softmax for exp, and what each row is divided by"
-MIX = "what mixes heads behind the softmax, such as a matrix or a mean over heads"
+GATE = "what multiplies the heads' outputs: a gate, a norm, dropout, or a choice of heads"
+_SOFTMAX = "what stands in the softmax for exp, a top-k or a threshold, and what each row is divided by"
+MIX = "what mixes heads after the softmax, such as a matrix or a mean over heads"
 PICKED: Told = (
-    "Some queries have one weight for all keys, and the others the right weights.",
+    "Some queries give all keys the same weight; the weights of the others are right.",
     "code that picks queries (top-k, sparse attention), and what it gives the rest",
 )
-MIXED: Told = f"The weights of each head are {OF_SEVERAL}", MIX
+MIXED: Told = f"The weights of each head are the right weights {OF_SEVERAL}", MIX
+
+
+def look_of(line: str) -> str:
+    """Return what to look at where an output is odd as a line of `oddities` says; "" for nothing in particular."""
+    return MIX if line.endswith(OF_SEVERAL) else GATE if line.endswith(GATED) else ""
+
+
 _ADDED = "what is added (a bias, a position, a learned vector) to the"
 
 
@@ -214,10 +232,10 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
     factor = (scores * right).sum(axis=-1, keepdims=True) / np.where(size > 0.0, size, 1.0)
     if near(scores, factor * right):
         each = "head" if near(factor, 0.0 * factor + factor[:1, :, :1]) else "query"
-        what = f"a number of each {each}, {factor.min():.4g} to {factor.max():.4g}"
-        same = "" if each == "head" else ", which its position does not change"
+        what = f"one number, {factor.min():.4g} to {factor.max():.4g} by {each}"
+        same = "" if each == "head" else ", whatever its position"
         return (
-            f"The scores are the right ones times {what}{same}.",
+            f"The scores of each {each} are the right ones times {what}{same}.",
             f"what scales a {each}: a temperature, a gate or a norm",
         )
     rows = getattr(problem.inputs, name)
@@ -230,16 +248,16 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
     back = np.flip(scores, 3 if name == "keys" else 2)
     if total is not None and near(total, scores + back):
         return (
-            f"The scores are linear in the {name}, and each is made of its query and key alone: a matrix is wrong.",
+            f"The scores are linear in the {name}, each made of its query and key alone, as by a wrong matrix.",
             f"the {name}' projection: its weight's layout, order of rows and factors, and the split into heads",
         )
     return (
-        f"The scores are not linear in the {name}: those of a sum are not the sum of theirs.",
+        f"The scores are not linear in the {name}: those of {name[0]}1 + {name[0]}2 are not those of each, added up.",
         f"what bends, bounds or gates {name} or scores (relu, tanh, a clip, rounding)",
     )
 
 
-def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
+def of_mixed_values(read: Read, output: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
     """Return (first wrong step, what is seen, what to look at), in words, if a layer mixes values along the length.
 
     The weights in calls of equal scores are then right weights @ c, with one c (Lk, Lk) for all masks. Return None if
@@ -247,6 +265,7 @@ def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, 
 
     Args:
         read: call -> its attention weights.
+        output: call -> its output.
         problem: a call without a mask and biases.
         right: its right weights.
     """
@@ -259,7 +278,12 @@ def of_mixed_values(read: Read, problem: Problem, right: NDArray) -> tuple[str, 
         shares = shares if weights is None or mask.sum() > count else weights[0, 0]
         if weights is None or not near(weights, mask / mask.sum(axis=1, keepdims=True) @ shares):
             return None
-    own = read(problem)
+    own, middle = read(problem), count // 2  # whose value no other query may attend to
+    apart = changed(problem, queries=zero, mask=AttentionMask(allowed=np.eye(count, dtype=bool)))
+    outputs = [output(one) for one in (apart, changed(apart, values=with_other(problem.inputs.values, middle)))]
+    rows = [np.delete(one, middle, axis=1) for one in outputs if one is not None]
+    if len(rows) < len(outputs) or near(rows[0], rows[1]):
+        return None  # a wrong matrix mixes channels, by which keys are told apart
     if own is None or not is_of_several(shares) or near(shares.sum(axis=1), np.ones(count)):
         return None
     if np.linalg.cond(shares) > 1.0 / NEAR:  # whatever the mask is, the weights are the same

@@ -7,6 +7,7 @@ named only if less than BY_CHANCE of those tried up to it would fit numbers that
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -166,7 +167,7 @@ def _named(measured: Any, settings: tuple[Setting, ...], tolerance: float) -> It
         names = tuple(group[0] for group in groups)
         if " * " in text and {"num_kv_heads", "heads per kv head"} == {*names}:
             continue  # which is num_heads, whatever the layer
-        name = text.format(*names)
+        name = re.sub(r"\(\(([^()]*)\)\)", r"(\1)", text.format(*names))  # a name in brackets of its own
         if words not in ("1", "-1"):
             name = f"{words} * {name if name.isidentifier() else f'({name})'}"
         name = f"-({name})" if words == "-1" else name

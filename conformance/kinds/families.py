@@ -72,10 +72,10 @@ TURNED: Mapping[str, tuple[str, masks.Term]] = {
 }
 """Ways to turn keys: the step that is changed, and their positions."""
 
-DECLARE = "Remove this; or, if it is meant, declare it, by {} of the config."
+DECLARE = "Remove it; or, if it is meant, declare it: {} in the config."
 TURN = (
-    "Remove this; or, if it is meant, declare it, by rotary of the config, and rotate query i by position "
-    "offset + i, new key j by past length + j."
+    "Remove the rotation; or, if it is meant, declare it (rotary in the config), and rotate queries by position "
+    "offset + i, new keys by past length + j (offset: query_offset)."
 )
 FORWARD = " Do not negate the sine."
 
@@ -101,7 +101,8 @@ def _turned() -> Iterator[Bug]:
         yield bug_of(sentence, sentence, fix, steps)
     for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
         sentence = (
-            f"Rotary positions (RoPE) are applied by the {of}'s number, and the config has none. In detail: "
+            f"Queries and keys are rotated (RoPE) by the number of their {of}, as if it were their position, and the "
+            f"config has no rotary positions. In detail: "
             f"{layout}, base {base:g}."
         )
         turn = partial(_turn_by, axis, pairs[layout], base)
@@ -190,7 +191,7 @@ def _distances() -> Iterator[Bug]:
 
 def _bias(slope: str, words: str, distance: Callable[[Any], Any], query: masks.Term) -> Bug:
     said = f"A bias by position, as ALiBi's, is added to the scores. In detail: slope * {words}; slopes: {slope}."
-    fix = "Remove this; or pass it as the additive bias."
+    fix = "Remove it; or pass it as the additive bias."
     return bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], distance, query)})
 
 

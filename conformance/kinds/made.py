@@ -6,6 +6,7 @@ wrong way.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -108,11 +109,16 @@ def with_inputs(state: State, **changes: Any) -> State:
     return found
 
 
+OF_DEFAULT = re.compile(r"The scale of the scores is multiplied by sqrt\(head_dim / (.+)\)\.$")
+
+
 def only_in(bug: Bug, where: Where) -> Bug:
     """Return the bug, limited to the calls for which `where` holds."""
     changes = {name: _only_in(step, where) for name, step in {**bug.forward, **bug.backward}.items()}
     is_said = where.words == "layers with projections" and "projected" in bug.sentence
-    sentence = bug.sentence if is_said else f"Only in {where.words}: {lower(bug.sentence)}"
+    said = OF_DEFAULT.sub(r"Scores are multiplied by 1 / sqrt(\1), not by 1 / sqrt(head_dim).", bug.sentence)
+    said = said if where.slug == "without-scale" else bug.sentence  # whose scale is 1 / sqrt(head_dim)
+    sentence = bug.sentence if is_said else f"Only in {where.words}: {lower(said)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-in-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
 
 

@@ -62,7 +62,7 @@ STANDS = {
     "i": ", whatever the query_offset",
     "i + Lk - Lq": ": the last query stands at the last key",
     "i + valid_len - Lq": ": the last query stands at the item's last valid key",
-    "i + past length": ": query 0 stands behind the past",
+    "i + past length": ": query 0 stands right after the past",
 }
 """Positions of queries -> where they stand."""
 
@@ -131,12 +131,12 @@ LENGTHS: Mapping[str, Term] = {
 
 BESIDES: Mapping[str, Term] = {
     "Keys at the query's position": lambda s: key_number(s) == position(s),
-    "Keys ahead of the query": lambda s: key_number(s) > position(s),
-    "Keys behind the query": lambda s: key_number(s) < position(s),
-    "Keys at odd distances": lambda s: (key_number(s) - position(s)) % 2 == 1,
-    "Odd keys": lambda s: key_number(s) % 2 == 1,
+    "Keys after the query": lambda s: key_number(s) > position(s),
+    "Keys before the query": lambda s: key_number(s) < position(s),
+    "Keys at an odd distance from the query": lambda s: (key_number(s) - position(s)) % 2 == 1,
+    "Keys of odd number": lambda s: key_number(s) % 2 == 1,
     "Keys j >= Lq": lambda s: key_number(s) >= s.sizes.query_len,
-    "New keys behind the first": lambda s: key_number(s) > (s.sizes.past_len or s.sizes.key_len),
+    "New keys after the first": lambda s: key_number(s) > (s.sizes.past_len or s.sizes.key_len),
     **{
         words.format(n, keys="key" if n == 1 else f"{n} keys"): partial(rule, n)
         for n in BLOCKS
@@ -145,9 +145,12 @@ BESIDES: Mapping[str, Term] = {
             ("Past keys before the last {0}", lambda n, s: key_number(s) < s.sizes.past_len - n),
             ("All keys before the last {0}", lambda n, s: key_number(s) < s.sizes.key_len - n),
             ("The last {keys}", lambda n, s: key_number(s) >= s.sizes.key_len - n),
-            ("Keys more than {} away", lambda n, s: abs(key_number(s) - position(s)) > n),
-            ("Keys more than {} back", lambda n, s: position(s) - key_number(s) > n),
-            ("Keys of other blocks of {}", lambda n, s: key_number(s) // n != position(s) // n),
+            ("Keys more than {} positions from the query", lambda n, s: abs(key_number(s) - position(s)) > n),
+            ("Keys more than {} positions before the query", lambda n, s: position(s) - key_number(s) > n),
+            (
+                "Keys j of another block than the query's, in blocks of {},",
+                lambda n, s: key_number(s) // n != position(s) // n,
+            ),
             ("Keys after the last whole block of {}", lambda n, s: key_number(s) >= (s.sizes.key_len // n or 1) * n),
         )
         if n > 1 or "block" not in words
@@ -333,7 +336,7 @@ def masks_reordered() -> Iterator[Bug]:
         for place, axis in enumerate(axes, -len(axes)):
             for order in orders() if (source, axis) == ("bias", "key") else plain:
                 change = change_of(axis, place, order)
-                said = f"{source} is {change.words}."
+                said = f"The entries of {'the bias' if source == 'bias' else source} are {change.words}."
                 step = partial(_read, source, partial(_reordered, change, axes, place))
                 yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], step))
 

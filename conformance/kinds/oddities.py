@@ -15,8 +15,14 @@ TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
 """Relative differences up to which numbers are equal, and up to which they are said to be little; and how many places
 of those that are wrong are said."""
 TIMES = "the right one times"
-OF_SEVERAL = "sums of the right ones of several heads."
+OF_SEVERAL = "of several heads, mixed."
 ROUNDED = "as where numbers are rounded"
+GATED = "as after a gate or a norm."
+IN_PART = "are wrong, and the others right."
+ITEMS = (
+    "The output of an item depends on the other items of the batch.",
+    "what mixes items: a reshape or a sum over them, or one sequence that is made of all of them",
+)
 OTHER_SCALE = 0.3
 NEAR = 1e-6  # relative differences up to which what is read of an answer is equal
 
@@ -39,19 +45,20 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
         # Of no more channels than heads everything is a sum.
         if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all() and mix_of(heads, right) is not None:
-            yield f"The heads {{}} are {OF_SEVERAL}"
+            yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
         return
     axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
-    axis = "summed over the {} they give 1: look at the axis of the softmax"
-    why = axis.format(over[0]) if over else "as behind a gate or a norm"
+    axis = "summed over the {} they give 1: look at the axis of the softmax."
+    why = axis.format(over[0]) if over else GATED
     least, most = (f"{float(end) + 0.0:.4g}" for end in np.round((ratio.min(), ratio.max()), 12))
     if of_weights and least != most and not over:
-        yield f"The attention weight {{}} is {least} to {most} by head and query, and should be 1."
+        yield f"The attention weight {{}} should be 1, and is {least} to {most}, by head and query."
         return
     each = f"a number for each head and query, {least} to {most}: {why}"
     is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
-    yield f"The heads {{}} are {TIMES.replace('one', 'ones')} {f'{np.median(ratio):.4g}' if is_one else each}."
+    times = f"{np.median(ratio):.4g}." if is_one else each
+    yield f"The heads' outputs {{}} are {TIMES.replace('one', 'ones')} {times}"
 
 
 def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
@@ -165,6 +172,21 @@ def size(output: NDArray, right: NDArray) -> Iterator[str]:
         yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}."
 
 
+def _some(off: NDArray, name: str) -> str:
+    """Return in words which of some items, queries or channels `off` holds.
+
+    >>> _some(np.array([False, True, True]), "queries"), _some(np.array([True, False, True]), "items")
+    ('all 3 queries but the first', 'items 0, 2 (of 3, counted from 0)')
+    """
+    count, wrong = len(off), int(off.sum())
+    if wrong == count - 1 > 1 and not (off[0] and off[-1]):
+        return f"all {count} {name} but the {'last' if off[0] else 'first'}"
+    for end, some in (("first", off[:wrong]), ("last", off[count - wrong :])):
+        if some.all() and wrong > 1:
+            return f"the {end} {wrong} of {count} {name}"
+    return f"{name} {listed(list(map(str, np.flatnonzero(off))), MOST)} (of {count}, counted from 0)"
+
+
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:
     """Yield lines on what is odd in an output: NaN, all 0, a multiple of the right one, or errors at some indices only.
 
@@ -181,11 +203,11 @@ def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = Fal
     for axis, name in enumerate(("items", "queries", "output channels")):
         off = wrong.any(axis=tuple(other for other in range(3) if other != axis))
         if off.any() and not off.all():
-            some = listed(list(map(str, np.flatnonzero(off))), MOST)
-            yield f"In the output {{}} {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
+            yield f"In the output {{}} {_some(off, name)} {IN_PART}"
     if not output.any():
         yield "Every number of the output {} is 0."
     elif not masked and np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
         yield f"Every number of the output {{}} is {TIMES} {ratio.flat[0]:.6g}."
     if output.min() >= 0.0 > right.min():
-        yield f"No number of the output {{}} is below 0; {int((right < 0.0).sum())} of {right.size} should be."
+        below = int((right < 0.0).sum())
+        yield f"No number of the output {{}} is below 0, as after a ReLU; {below} of {right.size} should be."

@@ -27,6 +27,8 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
 
+OF_DOT = "Take the scaled products of queries and keys."
+ROOTS = {"multiplied by 1 / sqrt(scale)": "replaced by its square root", "multiplied by scale": "squared"}
 OF_SCALE = "Multiply scores by the given scale, or by 1 / sqrt(head_dim) without one."
 OF_CAP = "Use the given softcap itself as c{}."
 ARE, IS = "{} are {}.", "{} is {}."
@@ -85,10 +87,13 @@ def fault(place: Place, change: Change) -> Bug:
             raise DoesNotApply(f"an array of shape {np.shape(made)} does not fit where {array.shape} is needed")
         return place.put(state, beneath, made)
 
-    sentence = place.says.format(place.words, change.words)
+    sentence = place.says.format(
+        place.words, ROOTS.get(change.words, change.words) if place.id == "scale" else change.words
+    )
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
     in_base_2 = change.words.endswith((" ln 2", " log2 e"))
     of_numbers = {"scale": OF_SCALE, "softcap": OF_CAP.format(", and turn scores to base 2 after it" * in_base_2)}
+    of_numbers |= dict.fromkeys(("cosines", "nearness"), OF_DOT)
     return bug_of(slug, sentence[0].upper() + sentence[1:], of_numbers.get(place.id, change.fix), {place.step: changed})
 
 
@@ -162,7 +167,7 @@ _BY_QUERY, _BY_KEY = ("item", "head", "query", "channel"), ("item", "kv head", "
 _BY_NEW_KEY = ("item", "kv head", "new key", "channel")
 _ONE = ("number",)
 
-OF_PRODUCTS = "Scores are {} {}, in place of their scaled product."
+OF_PRODUCTS = "Scores are {}, {}, in place of their scaled product."
 
 PLACES: Mapping[str, Place] = {
     place.id: place
@@ -172,7 +177,7 @@ PLACES: Mapping[str, Place] = {
         Place("heads", "the heads' outputs (attention weights @ values)", _BY_QUERY),
         Place("kept_weights", "the attention weights that multiply the values", SCORED),
         Place(
-            *("dropout", "the factors of dropout", SCORED, "kept_weights", _keep),
+            *("dropout", "the factors of dropout, keep / (1 - p),", SCORED, "kept_weights", _keep),
             lambda state, beneath, array: state["weights"] * array,
         ),
         Place("weights", "the attention weights", SCORED),

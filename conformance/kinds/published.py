@@ -22,7 +22,7 @@ from mha_core.reference.forward import cap, softmax
 from mha_core.reference.state import State, Step
 
 TAKE_SOFTMAX = "Take the softmax of the scores."
-FILLED = "zeros' scores"
+FILLED = "padding's scores"
 NO_FILLING = "Give what was filled up scores of -inf before the softmax, or fill nothing up."
 BLOCKS = (2, 4, 8, 16, 32, 64)
 
@@ -168,8 +168,8 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     },
     "sign(s) * softmax(|s|) of the scores s": lambda s: np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"])),
     "0.5 * (1 + erf((s - sqrt(0.5)) / sqrt(0.5 / pi))) of each score s (the Laplace function of MEGA)": _laplace,
-    "sigmoid(s) of each score s, times 1 - sigmoid(s) of every key behind it (stick-breaking)": partial(_broken, True),
-    "sigmoid(s) of each score s, times 1 - sigmoid(s) of every key before it (stick-breaking)": partial(_broken, False),
+    "sigmoid(s) of each score s, times 1 - sigmoid(s) of every later key (stick-breaking)": partial(_broken, True),
+    "sigmoid(s) of each score s, times 1 - sigmoid(s) of every earlier key (stick-breaking)": partial(_broken, False),
     "the sparsemax of the scores": partial(_entmax, 1),
     "the entmax-1.5 of the scores": partial(_entmax, 2),
     "softmax(queries, over channels) @ softmax(keys, over positions)^T (efficient attention)": _efficient,
@@ -179,7 +179,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         if (low, high) != (0.0, 1.0)
     },
     "sigmoid(s - ln Lk) of each score s": lambda s: 1.0 / (1.0 + s.sizes.key_len * np.exp(-s["scores"])),
-    "the softmax and 1 more for the key of the query's own number": lambda s: (
+    "the softmax, plus 1 for the key of the query's own number": lambda s: (
         _softmax(s, s["scores"]) + np.eye(s.sizes.query_len, s.sizes.key_len)
     ),
     **{
@@ -189,7 +189,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         for (words, least), again in product(LEAST.items(), (False, True))
     },
     **{
-        f"those of the first half of the channels less {share:g} of those of the second half "
+        f"the softmax of the first half of a head's channels less {share:g} times that of the second half "
         "(differential attention)": partial(_difference, share)
         for share in (0.2, 0.5, 0.8, 1.0)
     },
@@ -199,7 +199,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         for (words, feature), scaled in product(FEATURES.items(), (False, True))
     },
     **{
-        f"the softmax over keys filled up with zeros to a multiple of {n}, and the {FILLED} of 0 count in its sum": (
+        f"the softmax over keys padded with zeros to a multiple of {n}, where the {FILLED} of 0 count in the sum": (
             partial(_padded, n)
         )
         for n in BLOCKS
@@ -234,8 +234,8 @@ def _both(state: State) -> tuple[NDArray, NDArray]:
 # Which key head a query head reads ------------------------------------------------------------------------
 
 READS: Mapping[str, Callable[[NDArray, int, int], NDArray]] = {
-    "h, at most the last": lambda h, heads, groups: np.minimum(h, groups - 1),
-    "h // G, at most the last": lambda h, heads, groups: np.minimum(h // groups, groups - 1),
+    "min(h, G - 1)": lambda h, heads, groups: np.minimum(h, groups - 1),
+    "min(h // G, G - 1)": lambda h, heads, groups: np.minimum(h // groups, groups - 1),
     "G - 1": lambda h, heads, groups: 0 * h + groups - 1,
     "G - 1 - h // (H / G)": lambda h, heads, groups: groups - 1 - h * groups // heads,
 }
@@ -252,7 +252,7 @@ def reads() -> Iterator[Bug]:
         yield bug_of(
             sentence,
             sentence,
-            "Query head h reads key/value head h // (H / G): repeat_interleave, numpy.repeat.",
+            "Let query head h read key/value head h // (H / G): repeat_interleave, numpy.repeat.",
             {step: changes[step] for step in steps[what]},
         )
 
@@ -342,8 +342,8 @@ def _in_format(made: Callable[[State], Any], state: State, beneath: Step) -> NDA
 def shifts() -> Iterator[Bug]:
     """Yield bugs that take half of each token's channels from the previous or the next token."""
     for part, by in product(("first", "last"), (1, -1)):
-        near = "before" if by == 1 else "behind"
-        sentence = f"The {part} half of each input's channels is that of the position {near} it, or 0 (token shift)."
+        near = "before" if by == 1 else "after"
+        sentence = f"Token shift: the {part} half of each input's channels is from the position {near} it, or 0."
         steps = dict.fromkeys(("query_inputs", "key_inputs", "value_inputs"), partial(_shifted, part, by))
         yield bug_of(sentence, sentence, "Take the inputs as they are.", steps)
 

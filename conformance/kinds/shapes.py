@@ -115,9 +115,8 @@ def softmaxes() -> Iterator[Bug]:
             step = partial(_over, axes, again, repaired, FILLS[fill])
             yield bug_of(said, said, "Take the softmax over the keys, the last axis.", {"weights": step})
     for most, alone in product((1, 2, 3, 4, 8), (False, True)):
-        said = (
-            f"Each query attends to the keys of its {most} largest scores alone{', the first of equal ones' * alone}."
-        )
+        keys = "key of its largest score" if most == 1 else f"keys of its {most} largest scores"
+        said = f"Each query attends to the {keys} alone{', the first of equal ones' * alone}."
         yield bug_of(
             said, said, "Let every key in that the mask allows.", {"weights": partial(_of_largest, most, alone)}
         )
@@ -166,7 +165,7 @@ def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
         return np.where(state["allowed"], given / np.where(total == 0.0, 1.0, total), 0.0)
 
     of = "exp(score - highest of the row)" if less_highest else "exp(score)"
-    sentence = f"The sum of {of} that each row is divided by has {words} added."
+    sentence = f"In the softmax, {words} is added to the sum of {of} that a row is divided by."
     return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, OWN_SUM, {"weights": change})
 
 
@@ -176,7 +175,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
 
-    sentence = f"Attention weights are exp(score) times {words}, and are divided by no sum."
+    sentence = f"Attention weights are exp(score) times {words}, not divided by the sum of their row."
     return bug_of(f"no-sum-{slug}", sentence, OWN_SUM, {"weights": change})
 
 

@@ -162,8 +162,7 @@ def _numbers(samples: Sequence[Sample]) -> Iterator[Change]:
 def times(number: Expression) -> Change:
     """Return the array times a number."""
     words = {"-1": "negated", "0": "replaced by 0"}.get(number.words, f"multiplied by {number.words}")
-    fix = "" if number.words == "0" else LEAVE_OUT
-    return Change(f"times-{number.slug}", words, lambda array, axes, setting: array * number.at(setting), fix)
+    return Change(f"times-{number.slug}", words, lambda x, axes, setting: x * number.at(setting), LEAVE_OUT)
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
@@ -211,7 +210,7 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
         times = float(made @ y / (made @ made)) if made.any() else 1.0
         if (np.abs(times * made - y) <= first.tolerance).all():
             digits, number = neat(times, CLOSE)
-            formula, slug = (words, name) if digits == "1" else (f"{digits} * ({words})", f"{digits}-{name}")
+            formula, slug = (words, name) if digits == "1" else (f"{digits} * {words}", f"{digits}-{name}")
             yield Change(slug, EACH.format(formula), _with(partial(_times, function), number), LEAVE_OUT)
     for name, words, of, read in (
         ("plus", EACH.format("x + {}"), np.add, lambda x, y: float(np.mean(y - x))),
@@ -221,7 +220,7 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
             lambda x, c: np.where(x < 0.0, c * x, x),
             _of_negative,
         ),
-        ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
+        ("clipped", "clipped to +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     ):
         for said in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
             yield Change(f"{name}-{said.slug}", words.format(said.words), _with(of, said), LEAVE_OUT)
@@ -250,8 +249,8 @@ def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:
         yield replace(elementwise(dtype, f"rounded to {dtype}", narrow), fix=PRECISION)
     for bits in INTEGER_BITS:
         for axis in ("", *first.axes):
-            over = f"of each index of the {axis} axis" if axis else "of all"
-            words = f"rounded to {bits}-bit integers scaled by the largest {over}"
+            over = f"one for each index of the {axis} axis" if axis else "one for all"
+            words = f"rounded to {bits}-bit integers times a scale, {over}"
             yield Change(f"int{bits}-{axis}", words, _to_integers(bits, axis), PRECISION)
 
 

@@ -60,11 +60,11 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
-        return Located("output", moved[0], (MOVED,))
+        return Located("output", moved[0], (MOVED,), "what sorts or gathers items, and whether it is undone")
     if first.probe.id in READ and not measured.asker.slow and measured.asker.fixed_weights is None:
         call = scored(problem.config, *SMALL)
         right = measured.asker.wanted(call).trace.arrays()["weights"]
-        if (mixed := of_mixed_values(partial(weights_of, evidence), call, right)) is not None:
+        if (mixed := of_mixed_values(partial(weights_of, evidence), measured.asker.output, call, right)) is not None:
             return Located(mixed[0], call, (f"  {mixed[1]}",), mixed[2])
     if first.probe.stage:
         named, some = first.probe.stage, first.differing[:MOST_CASES]
@@ -111,7 +111,7 @@ def _common(evidence: Evidence, scored: Sequence[Problem]) -> Located:
 
 
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
-COMMON = "what all projections have in common: inputs, layout of the weights, order of the heads, what is done behind"
+COMMON = "what all projections share: inputs, layout, rounding or norm of the weights, order of heads, what comes after"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]
@@ -230,8 +230,9 @@ def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
     whole = np.stack([np.asarray(one) for one in outputs], axis=-1)  # (B, Lq, output channels, 1 + keys)
     channel = int(np.nan_to_num(np.abs(whole[..., 0]).sum(axis=(0, 1))).argmax())
     together, each = whole[:, :, channel, 0], whole[:, :, channel, 1:]
-    total, right = each.sum(axis=-1, keepdims=True), asker.wanted(asked[0]).trace.arrays()["weights"].mean(axis=1)
-    return near(total[..., 0], together) and not near(each / total, right)
+    total, own = each.sum(axis=-1, keepdims=True), asker.wanted(asked[0]).trace.arrays()["weights"]
+    of_heads = mix_of(each[:, None].repeat(config.num_heads, axis=1), own) is not None  # as by a wrong output matrix
+    return near(total[..., 0], together) and not (of_heads or near(each / total, own.mean(axis=1)))
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, Setting
-from conformance.kinds.dependence import MIX, MIXED, UP_TO_WEIGHTS, Told, of_dependence, of_no_values, of_size
+from conformance.kinds.dependence import MIXED, UP_TO_WEIGHTS, Told, look_of, of_dependence, of_no_values, of_size
 from conformance.kinds.expressions import Expression, expressions_of
-from conformance.kinds.oddities import OF_SEVERAL, TOLERANCE, factors, facts, marks, size, sources_of, sums_of
+from conformance.kinds.oddities import IN_PART, ITEMS, TOLERANCE, factors, facts, marks, size, sources_of, sums_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
@@ -157,7 +157,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     item, head = map(int, different[0])
     rows = enumerate(zip(let_in[item, head], allowed[item, head], strict=True))
     drawing = [
-        f"    query {i}:  {marks(own)}   allowed: {marks(right)}" for i, (own, right) in rows if (own != right).any()
+        f"    query {i}:  {marks(own)}   right: {marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
@@ -172,7 +172,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
         if row.size and np.ptp(row) > CLOSE
     ]
     where = f"item {item}, head {head}, with {sources_of(problem.inputs.mask)}{cached}{said}{''.join(soft[:1])}"
-    return [f"  Keys that get a weight (#), in queries where they are not the allowed keys; {where}:", *drawing]
+    return [f"  Queries that attend to wrong keys (#: a key with a weight); {where}:", *drawing]
 
 
 _NONE = {"query_offset": 0, "causal": False, **dict.fromkeys(("window", "valid_lens", "allowed", "bias"))}
@@ -199,9 +199,10 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     times = () if heads is None else factors(*heads, of_weights=stage == "weights")
     masked = bool(Setting.of(problem).has & MASKING)
     said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd)[:1]
+    said = tuple(one for one in said if dependent is None or not one.endswith(IN_PART))
     bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
-    told = [bent] if bent else [*((one, MIX * one.endswith(OF_SEVERAL)) for one in said), *filter(None, [dependent])]
-    told = told or [(one, "") for one in size(output, right)]
+    told = [bent] if bent else [*((one, look_of(one)) for one in said), *filter(None, [dependent])]
+    told = [*((one, "") for one in size(output, right)), *told]
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
     return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")
 
@@ -235,7 +236,7 @@ def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[Told]:
         which = " and ".join(names)
         yield f"Other {which} give the same output.", f"which input the {which} are made of, and whether they are used"
     if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
-        yield "The output of an item depends on the other items of the batch.", "what mixes items, such as a reshape"
+        yield ITEMS
 
 
 NO_ATTENTION = " of one call: no attention over them is computed."

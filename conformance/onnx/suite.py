@@ -100,8 +100,8 @@ def runs(
 ) -> list[tuple[Case, Subject]]:
     """Return every pair (case, subject). Subjects are ONNX's recorded outputs, the backends, and the layers in `specs`.
 
-    `path`: the way in which backends run a layer; None: each on its default paths. `load(spec, dtype)` returns the
-    subject that a spec (MODULE:NAME) names.
+    `path`: the path (a way to run a layer) that all backends take; None: the default paths of each backend.
+    `load(spec, dtype)` returns the subject that a spec (MODULE:NAME) names.
     """
     load = cache(load)
     made: list[Callable[[VectorCase], Subject]] = [lambda one: VectorSubject(one.problem, one.vector.dtype)]

@@ -130,7 +130,7 @@ KNOWN_INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv
 
 
 def translate(vector: Vector) -> Problem:
-    """Return a vector as a Problem: a layer without projections, and one call. ONNX's outputs are in `recorded`.
+    """Return a vector as a Problem: a layer without projections, and one call. `Problem.recorded` has ONNX's outputs.
 
     Raises:
         SpecError: the vector has an attribute or an input that is not known here.

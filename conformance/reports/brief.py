@@ -13,7 +13,8 @@ DETAIL = " In detail: "  # what stands in a sentence between the fault and how i
 SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
 LEGEND = {
     **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Do": "output width"},
-    **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head", "p": "dropout"},
+    **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head"},
+    "p": "dropout rate",
 }
 FIRST = "First wrong step"  # what a cause begins with of which the step alone is known
 MADE = {  # stage -> what is meant, and how it is made
@@ -36,7 +37,7 @@ class Cause:
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
-        is_common: whether this mistake is common in public code, and another cause is rare there.
+        is_common: whether this mistake is common in public code, and another cause in the same Brief is rare there.
         label: "Cause" if it explains all differences, "Likely cause" if most; "" if only `stage` is known.
     """
 
@@ -84,7 +85,7 @@ class Brief:
         seen: lines that show what is wrong.
         more: further lines, such as an example and the cases that were not judged.
         details: lines shown only in the long form (-v).
-        is_answer_first: whether `extent` stands before the causes, as it does if every case is right.
+        is_answer_first: whether `extent` stands before the causes: True if only calls outside the cases are wrong.
     """
 
     subject: str

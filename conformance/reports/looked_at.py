@@ -99,7 +99,7 @@ class LookedAt:
 
     @property
     def line(self) -> str:
-        """Return one line about all fields but `kinds`.
+        """Return one line about all fields but `kinds`. Empty fields are left out.
 
         >>> LookedAt({"keys": 1100}, ("float32",), ("cpu",), ("eager",), (), ("float64", "a GPU")).line
         'Covered: keys to 1,100; float32; cpu; the path eager. Not covered: float64, a GPU.'

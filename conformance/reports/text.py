@@ -44,9 +44,9 @@ def print_results(console: Console, results: Sequence[Result], looked_at: Looked
 
 
 def parity_table(results: Sequence[Result]) -> Table:
-    """Return a table with a row per subject, dtype and device: each stage's worst error / allowed error in all cases.
+    """Return a table with a row per subject, dtype and device: each stage's largest ratio of error to allowed error.
 
-    Known deviations are counted in a column of their own, and their arrays are left out of the worst ratios.
+    All cases count, but known deviations are left out of the ratios, and counted in a column of their own.
     """
     table = plain_table()
     known = any(result.status == "deviates" for result in results)
@@ -229,7 +229,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines unchanged: without markup, line breaks, or colours other than `style`'s."""
+    """Print each line verbatim, in `style` if given. rich's markup, highlighting and wrapping are switched off."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 

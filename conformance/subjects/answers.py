@@ -201,7 +201,7 @@ BY_ASSIGNMENT = "by assignment"
 def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
     """Return the place in the user's code where a call writes into one of these arrays; "" if this is not found.
 
-    The call is run with read-only arrays. The result begins with BY_ASSIGNMENT for a write `array[...] = value`.
+    The arrays are read-only during the call. For a write `array[...] = value` the result begins with ", by assignment".
     """
     with read_only(arrays):
         try:

@@ -72,19 +72,19 @@ TOGETHER_SECONDS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One step of a session with prepared layers: a call, or a second look at the answers to earlier calls.
+    """One step of a session with prepared layers: one or several calls, or a check of the arrays returned earlier.
 
     Args:
-        problems: the inputs of the calls. Several calls are made at once, each in its own thread. Without any, every
-            array that earlier turns returned is copied again, to see whether it has changed.
+        problems: the inputs of the calls. Several calls run at once, each in a thread of its own. (): instead of
+            a call, all arrays that earlier turns returned are copied again, to see whether they have changed.
         layer: the number of the called layer. A layer is prepared at its first turn, for that turn's first problem.
         times: how often each call is made.
-        thread: which thread makes the call, 0 or 1.
+        thread: the number, 0 or 1, of the thread that makes a single call.
         same_arrays: whether the layer gets the previous turn's array objects again, with other numbers in them.
         spoil: whether the returned arrays are overwritten after the call, as a caller may do.
         weights: new weights, which the layer gets before the call. None: its weights stay the same.
         how: how the layer gets new weights. "set": by its `set_weights`. "in place": they are written into the arrays
-            given to `prepare`. "prepared anew": the same, and `prepare` is then called again with these arrays.
+            given to `prepare`. "prepared anew": they are written there too, and `prepare` is called again.
     """
 
     problems: tuple[Problem, ...] = ()

@@ -57,7 +57,7 @@ class BackendSubject:
 
 
 def as_users_run(subject: Any) -> Any:
-    """Return a float32 BackendSubject with its framework's default compiler settings; other subjects unchanged."""
+    """Return the subject. If it is a float32 BackendSubject, it gets its framework's default compiler settings."""
     if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
         return subject
     path = subject.backend.paths()[0] if subject.path is None else subject.path

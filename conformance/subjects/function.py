@@ -26,7 +26,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """Return the names of all optional arguments of a tested function. It gets those that are its parameters.
+    """Return the names of all optional arguments. A tested function is called with those that it has as parameters.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -48,7 +48,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return advice on how to test an object that can't be tested directly, such as a framework's layer or class.
+    """Return the end of a message that `thing`, such as a framework's layer, is no function that can be tested.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'

@@ -74,9 +74,9 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
 
 
 def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-    """Return `arrays` with the memory layout of `given`. They are the arrays of `given`, cast to another dtype.
+    """Return `arrays` (the arrays of `given`, cast to another dtype) with the memory layout of `given`.
 
-    A cast changes strides, and copies an array with several names once for each name. Both are undone.
+    Strides, in elements, are as in `given`. Names that share one array object in `given` share one in the result.
 
     >>> x = np.arange(6.0)[::2]
     >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides

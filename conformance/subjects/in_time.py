@@ -151,7 +151,7 @@ _spare: dict[str, int] = {}
 
 
 def spare_streams() -> None:
-    """Duplicate stdout and stderr, so that they can be reopened if a subject closes them. For our command line only."""
+    """Duplicate stdout and stderr, to reopen them if a subject closes them. Only the command `mha` does this."""
     for name in STREAMS:
         _spare[name] = os.dup(getattr(sys, name).fileno())
 
@@ -160,7 +160,7 @@ def spare_streams() -> None:
 def kept_surroundings() -> Iterator[None]:
     """Return a context that restores stdout and stderr at its end, and the recursion limit if it was lowered.
 
-    Otherwise a subject that redirects its output and hangs, or closes a stream, would suppress the report.
+    Without this context, a subject that closes a stream, or redirects it and hangs, would suppress the report.
     """
     streams = {name: getattr(sys, name) for name in STREAMS}
     depth = sys.getrecursionlimit()

@@ -19,7 +19,7 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
     """Return the batch axis (0 or 1) of a call's array `name`, or of the gradient of this name; None if there is none.
 
-    An array that broadcasts over the batch has no batch axis. In positions (axes, B, L) it is axis 1.
+    An array that broadcasts over the batch has no batch axis. Rotary positions of shape (axes, B, L) have it at axis 1.
 
     >>> axis_of_items("bias", np.zeros((3, 5, 7)), batch=3), axis_of_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
     (None, 0)
@@ -49,8 +49,8 @@ def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
     """Return the call with only these queries and new keys, in every array that has an axis for them.
 
-    Past keys are kept. If there are any, `keys` must select all new keys, because a mask covers both. In a
-    layer with rotary positions, `inputs` must have positions of queries and of keys (see `with_positions`).
+    All past keys are kept. In a call with past keys, `keys` must select all new keys, because a mask's last axis spans
+    past and new keys. With rotary positions, `inputs` must have positions of queries and keys (see `with_positions`).
 
     >>> x = np.zeros((2, 5, 6))
     >>> taken = take_positions(AttentionInputs(x, x, x), slice(3, None), slice(4))

@@ -60,11 +60,11 @@ class LiveSubject:
     def fitted(self, problem: Problem) -> Problem | None:
         """Return the problem with the layer's weights. If the layer takes one input, queries are also keys and values.
 
-        Return None if the config is not the layer's, if inputs are split into heads or past keys are given, or if the
-        layer takes one input, but queries, keys and values differ in shape.
+        Return None for another config than the layer's, for inputs that are split into heads, and for past keys. Return
+        None also if the layer takes one input, and the shapes of queries, keys and values differ.
 
         Raises:
-            CannotExpress: a mask that no argument of a live layer can express (see `why_not_one`).
+            CannotExpress: the layer has no argument that can express the problem's mask (see `why_not_one`).
         """
         if problem.config != self.config or problem.inputs.is_split or problem.inputs.past_keys is not None:
             return None

@@ -70,9 +70,9 @@ class LoadedSubject:
 
     Attributes:
         spec: the name by which it was loaded, MODULE:NAME.
-        origin: MODULE:NAME of its definition, if it was loaded by another name; else the spec.
+        origin: MODULE:NAME of its definition, which may differ from `spec`; `spec` if the definition is not found.
         undeclared: whether it is an object with neither `supports` nor `capabilities`.
-        says_compiled: whether the loaded object has an attribute `compiled`: the same layer, compiled or exported.
+        says_compiled: whether the loaded object has an attribute `compiled` with the same layer, compiled or exported.
         original: the object with `prepare`.
         name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.

@@ -51,10 +51,10 @@ _printed: dict[str, int] = {}
 
 
 def pass_on(pipe: int, name: str) -> threading.Thread:
-    """Return a thread that copies the beginning of a pipe's output to stderr, and says if it leaves out the rest.
+    """Return a thread that copies the beginning of a pipe's output to stderr, and reports if it leaves out the rest.
 
-    It silently drops logs of imports, warnings from the code of installed packages, and warnings that differ from
-    earlier ones only in numbers.
+    The thread also drops, without a report: logs of imports, warnings from the code of installed packages, and
+    warnings that differ from earlier ones only in numbers.
 
     Args:
         pipe: a file descriptor, which is closed at the end.

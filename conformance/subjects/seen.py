@@ -15,7 +15,7 @@ from mha_core.weights import Weights
 
 @dataclass(frozen=True)
 class Seen:
-    """A base class of wrappers around a `subject` (a tested layer), which gives the attributes that they lack."""
+    """A base class of wrappers around a `subject` (a tested layer). A wrapper also has the subject's attributes."""
 
     subject: Any
 

@@ -34,9 +34,9 @@ HELLO = "__import__('conformance.workers.protocol', fromlist=['']).Hello.of_this
 
 
 class Cluster(Executor):
-    """An executor on a Dask cluster. It takes only a Unit of work: `submit(execute, unit, settings)`.
+    """An executor on a Dask cluster. It runs only units of work, each submitted as `submit(execute, unit, settings)`.
 
-    If it fails at a unit, `run_units` gives that unit to `instead`, an executor on this machine.
+    If the cluster fails at a unit, `run_units` runs that unit on this machine, on the executor that `instead` returns.
 
     Args:
         address: the scheduler's address, such as tcp://10.0.0.1:8786.
@@ -127,7 +127,7 @@ class Cluster(Executor):
         return future
 
     def look(self) -> None:
-        """Stop using the cluster if it is gone, or has had no workers for a while: its client would wait for ever."""
+        """Stop using a cluster that is gone or has had no workers for a while, because work on it would never end."""
         now = time.monotonic()
         if self.is_gone:
             self._give_up()

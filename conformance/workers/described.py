@@ -49,7 +49,7 @@ def use_line(line: Line) -> None:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A worker process that stays between requests. `home`: what runs in it, such as "torch"."""
+    """A worker process that is kept alive between requests. `home`: what runs in it, such as "torch"."""
 
     home: Home
     settings: Settings
@@ -249,8 +249,8 @@ def describe_backend(name: str, settings: Settings) -> DescribedBackend:
     """Start a process for a backend, and return a stand-in, which has that process do all computations.
 
     Raises:
-        CannotStart: its interpreter can't be used.
-        BackendError: as `mha_core.backend.load`, or its process died.
+        CannotStart: the backend's interpreter can't be used.
+        BackendError: as `mha_core.backend.load`, or the started process died.
     """
     try:
         said = Elsewhere(Home(name), settings).asked(settings.import_limit, dict, answering.described_backend, name)
@@ -266,9 +266,9 @@ class RemoteSubject:
     Attributes:
         spec, name, dtype, device, precision, selector, origin, undeclared, says_compiled: as of a `LoadedSubject`.
         limit: seconds that one answer may take in its process.
-        patience: seconds that the caller waits for an answer, if that is less than `limit`.
+        patience: seconds that the caller waits for one answer. The smaller of `limit` and `patience` applies.
         settings: what its process is started with.
-        source: (name, *arguments) of the function that returns the subject there. Default: one that loads `spec`.
+        source: (name, *arguments) of the function that returns the subject in that process. Default: it loads `spec`.
         place: the name of its process. Default: the spec.
     """
 

@@ -62,7 +62,7 @@ class Strangers:
 
     Args:
         settings: what processes are started with.
-        unit: the unit of work that needs the answers. Default: none.
+        unit: the unit of work for which the requests are sent. Default: none.
     """
 
     def __init__(self, settings: Settings, unit: Unit | None = None) -> None:

@@ -23,8 +23,8 @@ END_SECONDS = 3.0
 def stand_guard() -> None:
     """Fork on Linux, and return in the child. When the child ends, the parent kills all that the child started.
 
-    Standard input must be a pipe from the starting process. If that process ends or closes the pipe, the parent kills
-    the child too. Call this before there are threads.
+    Standard input must be a pipe from the process that started the parent. When that process ends or closes the pipe,
+    the parent kills the child. Call this function before there are threads.
     """
     if sys.platform != "linux":
         return

@@ -49,7 +49,7 @@ class Home:
 
     @property
     def keeps_processes(self) -> bool:
-        """Return whether code in the process may leave child processes running; only files from lessons may not."""
+        """Return whether code in the process may leave child processes running: False for exercises of `mha learn`."""
         return not self.name.startswith(LEARNERS)
 
 
@@ -83,7 +83,7 @@ def interpreters(
     say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
     switch: str = "--python",
 ) -> dict[str, str]:
-    """Return backend or subject -> path of its Python, from `options`, or if there are none from a file.
+    """Return backend or subject -> path of its Python. Paths that `options` do not give are read from a file.
 
     The file is mha.toml or pyproject.toml in the current folder. It may be somebody else's. So the user is shown its
     content, and asked once for each path and content.

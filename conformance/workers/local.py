@@ -28,9 +28,9 @@ class _Job:
 class Local(Executor):
     """An executor like `concurrent.futures.ThreadPoolExecutor`, but one that chooses which function to run next.
 
-    A Unit of work needs a worker process of its Home, such as one framework. A thread does the units of one Home after
-    another, since its process has imported that framework. Then it takes the most expensive Home that no thread works
-    on, so that all end at about the same time. In the end several threads work on one Home.
+    A Unit of work needs a worker process of its Home, such as one framework. A thread does all units of one Home first,
+    since its process has imported that framework. Then it takes the most expensive Home that no thread works on, so
+    that all threads end at about the same time. If every Home has a thread, several threads share one Home.
 
     Args:
         workers: how many threads, and so how many processes work at a time. None: one for each core.

@@ -60,7 +60,7 @@ class WorkerProcess:
         home: what the process is for.
         interpreter: the path of its Python; None: the Python that runs this process.
         threads: how many threads a framework may use, unless the environment variables in `THREADS` are set. None: the
-            framework's own number. More threads than cores make a small operation a hundred times slower.
+            framework's default. More threads than cores make a small operation a hundred times slower.
         start_limit: seconds for the interpreter to start and to import what every worker needs of this project.
 
     Attributes:
@@ -70,7 +70,7 @@ class WorkerProcess:
         is_spent: whether it must not be used again: a thread or a forbidden child process still runs in it.
 
     Raises:
-        CannotStart: it lacks this project, has another version of it, or does not start.
+        CannotStart: the interpreter lacks this project, has another version of it, or does not start.
     """
 
     def __init__(
@@ -166,11 +166,10 @@ class WorkerProcess:
         return hello
 
     def run(self, unit: Unit, start: int, strangers: Line) -> Iterator[Any]:
-        """Return an iterator over a unit's answers from item `start` on; only for a process of this project's code.
+        """Return an iterator over a unit's answers from item `start` on. The process must run this project's code only.
 
         Args:
-            unit, start: the work, and the number of its first item.
-            strangers: the Line to the processes of frameworks and subjects, to which the unit sends requests.
+            strangers: the Line by which the unit sends requests to the processes of frameworks and subjects.
 
         Raises:
             WorkerDied: the process ended, or was silent or busy with one item beyond its limit.

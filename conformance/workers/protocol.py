@@ -71,7 +71,7 @@ class TooLong(WorkerDied):
 class Unit(ABC):
     """A unit of work: items, such as cases, on one subject. A worker process does them in order.
 
-    Units and answers are pickled. The worker runs only this project's code; the subject runs in a process for `home`.
+    Units and answers are pickled. The worker process runs only this project's code; another process runs the subject.
     """
 
     @property

@@ -26,8 +26,8 @@ def run_units(
     """Run all units; yield (number of the unit, number of the item, answer) in order of completion, each item once.
 
     With a `Local` executor, each answer is yielded at once; with any other, all answers of a unit together. A unit at
-    which a `Cluster` fails (its scheduler is gone, say) runs on this machine. If another executor fails at a unit, its
-    items' answers are those of `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
+    which a `Cluster` fails (its scheduler is gone, say) runs on this machine. If any other executor fails at a unit,
+    the missing answers are those of `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
 
     Args:
         units, executor, settings: the work, what runs it, and what processes are started with.

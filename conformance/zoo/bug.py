@@ -64,7 +64,7 @@ class Bug:
         forward, backward: name of a step of `forward.FORWARD` or `backward.BACKWARD` -> the wrong step. The
             wrong step raises DoesNotApply where sizes make the bug impossible.
         seen_in: public code or reports in which it occurred; "" for none.
-        equivalent: why its results equal the reference's; "" if they differ, so that the suite must detect the bug.
+        equivalent: why its results equal the reference's. "": they differ, and the suite must detect the bug.
 
     >>> from mha_core import reference
     >>> bug = Bug("heads-doubled", "Every head counts twice.", "heads", "Add each head once.",
@@ -121,8 +121,8 @@ def _replaces(bug: Bug, name: str) -> bool:
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     """Return the forward and the backward pipeline (step's name -> step) with the steps of all `bugs`.
 
-    If several bugs replace one step, its result has the changed numbers of each bug. The step raises Contradiction if
-    two bugs would change one number in different ways. Bugs that wrap a step (`OnTop`) act after the others.
+    If several bugs replace one step, each element of its result is taken from the bug that changes this element. The
+    step raises Contradiction if two bugs change one element differently. Bugs that wrap a step (`OnTop`) act last.
     """
     found = steps_with(bugs, {name for bug in bugs for name in bug.steps})
     forward, backward = ({**own, **{name: found[name] for name in found.keys() & own}} for own in (FORWARD, BACKWARD))
@@ -276,7 +276,7 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Return two functions of a State: one tells whether the config has part `field`, the other returns the part."""
+    """Return two functions: State -> whether its config has the part `field`, and State -> the part, of type `kind`."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
@@ -288,7 +288,7 @@ def right_step(name: str) -> Step:
 def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
     """Return {name: step}, where the step returns `change(state, right result)` in place of its right result.
 
-    The step returns its right result unchanged if this is None, or if `where(state)` is false.
+    The step returns its right result unchanged if the right result is None, or if `where(state)` is false.
     """
     right = right_step(name)
 
@@ -320,7 +320,7 @@ def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
 
 
 def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
-    """Return {"allowed": step}, where the step changes fields of the mask. Padding that it then allows is not zeroed.
+    """Return {"allowed": step}, where the step changes the mask. Padding becomes 0 only where the new mask excludes it.
 
     Args:
         where: state -> whether the bug affects this call.

@@ -31,8 +31,7 @@ class KillTable:
     """A table of the cases that kill (detect) each bug in each dtype, with the first stage that differs.
 
     Attributes:
-        bugs, cases, dtypes: what was run.
-        first_stages: bug id -> case id -> dtype (if anything differs) -> the first stage that differs, or "gradients".
+        first_stages: bug id -> case id -> each dtype with a difference -> first stage that differs, or "gradients".
         impossible: (bug id, case id) of each case in which the bug can't be made.
     """
 

@@ -20,7 +20,7 @@ def all_bugs() -> tuple[Bug, ...]:
 
 
 def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
-    """Return the zoo's bugs. parts=False leaves out those in optional parts, gradients=False those of gradients alone.
+    """Return the zoo's bugs. parts=False omits bugs in optional parts; gradients=False omits bugs in gradients alone.
 
     The modules of the bugs that are left out are not imported.
 

@@ -21,13 +21,14 @@ _pipelines = lru_cache(maxsize=1024)(pipelines)
 
 @dataclass(frozen=True, eq=False)
 class Shows:
-    """A test of which bugs show in one problem, in one dtype, in the stages that a layer returns.
+    """A test of which bugs show in one problem: which put a stage that the layer returns outside its error bound.
 
     Args:
         wanted: the right result with its error bounds.
         dtype: the dtype in which the layer computes.
         seen: the names of the stages that the layer returns, in their order.
-        right, reads: the reference's run, and step -> names of the arrays that it read.
+        right: the State of the reference's run, without a bug.
+        reads: step -> names of the arrays that the step read in this run.
 
     Attributes:
         inert: the bugs that were looked at and change no stage.

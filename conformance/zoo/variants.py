@@ -38,12 +38,12 @@ def rerun(
     """Repeat a finished run: call only the replaced steps, and later steps that read a changed array.
 
     Args:
-        state: a result of `reference.run_state`; it is not changed.
+        state: the finished run: a result of `reference.run_state`, or of an earlier `rerun`. It is not changed.
         pipeline: every step, forward or backward or both, with the replaced ones among them.
         replaced: the names of the steps that differ from those of the finished run.
-        changed: whether an array that the pipeline starts from has changed already.
-        since: the finished run, if `state` is already a rerun of it. Default: `state`.
-        reads: step -> names of the arrays that it reads, as `noted_run` finds them.
+        changed: whether `state` is the result of an earlier `rerun` that changed an array.
+        since: the State from which the earlier `rerun` started. Default: `state`, if there was no earlier `rerun`.
+        reads: step -> names of the arrays that the step reads, as `noted_run` finds them.
 
     Returns:
         (the new State, or the given one if no step is run; whether anything in it is new).
@@ -77,7 +77,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """Return the State of `reference.run_state` with these steps, and step -> the names of the arrays that it read."""
+    """Return the State of a reference run with the steps `forward`, and a dict: step -> names of the arrays it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:

@@ -56,7 +56,7 @@ class Proof:
     Attributes:
         layer: the layer as it was read, in the dtype in which the original computed.
         calls: the recorded calls, each with a mask that reproduces the recorded output.
-        ratio: the worst error / allowed error over all calls.
+        ratio: the largest ratio of error to allowed error over all calls.
         mask: the names of the masks in `calls`, if the recording does not say which masks the calls had; else "".
     """
 

@@ -41,7 +41,7 @@ class Fit:
 
     Attributes:
         hypothesis: the hypothesis with all its biases.
-        ratio: the worst error / allowed error of the output; at most 1 if it fits.
+        ratio: the largest ratio of error to allowed error in the output; at most 1 if it fits.
         error: the worst error of the output.
         is_shifted: whether the output is off by the same vector in all rows, as if a bias were missing.
     """

@@ -36,7 +36,7 @@ class Judgement:
 
     @property
     def worst(self) -> float:
-        """Return the worst error / allowed error of all stages."""
+        """Return the largest ratio of error to allowed error over all stages."""
         return max(self.ratios.values(), default=float("inf"))
 
 

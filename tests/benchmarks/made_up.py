@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+from benchmarks.measure import MEMORY_CALLS
 from benchmarks.peers import Contestant, Prepared
 from benchmarks.settings import Setting, Task
 from mha_core.call.inputs import AttentionInputs
@@ -67,7 +68,7 @@ def _end_at(call, end):
 CONTESTANTS = (
     contestant("ours"),
     contestant("killed at once", before=_end_at(0, lambda: os.kill(os.getpid(), signal.SIGKILL))),
-    contestant("killed in the rounds", before=_end_at(4, lambda: os.kill(os.getpid(), signal.SIGKILL))),
+    contestant("killed in the rounds", before=_end_at(3 + MEMORY_CALLS, lambda: os.kill(os.getpid(), signal.SIGKILL))),
     contestant("ends", before=_end_at(1, lambda: os._exit(3))),
     contestant("peer"),
 )

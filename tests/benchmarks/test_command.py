@@ -10,13 +10,17 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import worker
+from benchmarks.measure import FEWEST_ROUNDS
+from benchmarks.settings import COMPILED, DIRECTIONS, IN_PLACE
 from tests.benchmarks import made_up
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
@@ -87,7 +91,7 @@ def test_what_failed_is_named_and_makes_the_status_2(of_numpy, tmp_path):
         entries = {entry["name"]: entry for entry in row["contestants"]}
         assert row["best_peer"] == "peer"
         assert row["ratio"] > 0
-        assert entries["ours"]["seconds"]["samples"] == 3
+        assert entries["ours"]["seconds"]["samples"] == FEWEST_ROUNDS
         assert entries["ends"]["seconds"] == {}
 
 
@@ -104,6 +108,18 @@ def test_time_and_memory_are_measured_apart_where_a_pool_hides_memory(of_numpy, 
     result = run("--seconds", 1e-6, "--direction", "forward")
     assert started == [(1e-6, {}), (0, {"NO_POOL": "1"})]
     assert len(result.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("jax", [(IN_PLACE, "forward")]), ("torch", [(COMPILED, each) for each in DIRECTIONS]), ("tf", [])],
+)
+def test_a_framework_has_the_settings_of_its_form_alone(monkeypatch, name, own):
+    settings = [replace(made_up.TINY, form=form) for form in (None, COMPILED, IN_PLACE)]
+    monkeypatch.setattr(command, "SETTINGS", settings)
+    asked = SimpleNamespace(settings=(), lengths=(), dtypes=(), directions=())
+    tasks = [(task.setting.form, task.direction) for task in command.tasks_of(name, asked, ("float32",))]
+    assert tasks == [*((None, each) for each in DIRECTIONS), *own]
 
 
 def test_ratios_are_of_rounds_in_which_both_ran():

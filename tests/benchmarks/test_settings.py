@@ -24,15 +24,15 @@ def test_the_settings_are_those_that_were_agreed_on():
         (1, 2048, 1024, 16, 2048),
         (1, 1, 2048, 32, 4096),
     }
-    assert [each.name for each in SETTINGS if each.causal] == ["causal", "decoder", "window"]
-    assert [each.name for each in SETTINGS if each.rotary] == ["decoder", "cache", "window"]
+    assert [each.name for each in SETTINGS if each.causal] == ["causal", "decoder", "window", "compiled"]
+    assert [each.name for each in SETTINGS if each.rotary] == ["decoder", "cache", "window", "donated"]
     assert [each.window for each in SETTINGS if each.window] == [512]
     assert [each.name for each in SETTINGS if each.ragged] == ["ragged"]
     assert [each.sizes for each in SETTINGS if each.num_kv_heads][:2] == [
         "(2, 512, 768, 12/4)",
         "(1, 2048, 1024, 16/4)",
     ]
-    assert [each.name for each in SETTINGS if each.bfloat16] == ["wide", "long"]
+    assert [each.name for each in SETTINGS if each.bfloat16] == ["wide", "long", "compiled"]
 
 
 def test_equal_tasks_have_equal_arrays_that_a_short_dtype_holds_exactly():

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import worker
-from benchmarks.peers import PACKAGES, Contestant, Prepared
-from benchmarks.settings import Setting, Task
+from benchmarks.measure import FEWEST_ROUNDS, MEMORY_CALLS
+from benchmarks.peers import FORMS, PACKAGES, Contestant, Prepared
+from benchmarks.settings import COMPILED, IN_PLACE, Setting, Task
 from benchmarks.worker import NOBODY, Worker
 from mha_core import BackendError
 from tests.benchmarks import made_up
@@ -29,9 +30,10 @@ def measured(contestants, task=GRADIENTS, seconds=1e-6, lost=None):
 def test_everyone_is_warm_before_the_rounds_and_then_takes_turns():
     calls = []
     found = measured([contestant("ours", calls=calls), contestant("peer", calls=calls)])
-    assert calls[:6] == ["ours"] * 3 + ["peer"] * 3  # for the answer, memory, and the estimate
-    assert calls[6:] == ["ours", "peer", "peer", "ours", "ours", "peer"]
-    assert all(len(entry["seconds"]) == 3 and entry["difference"] < 1e-12 for entry in found.values())
+    first = 2 + MEMORY_CALLS  # for the answer, memory, and the estimate
+    assert calls[: 2 * first] == ["ours"] * first + ["peer"] * first
+    assert calls[2 * first :][:8] == ["ours", "peer", "peer", "ours"] * 2
+    assert all(len(entry["seconds"]) == FEWEST_ROUNDS and entry["difference"] < 1e-12 for entry in found.values())
 
 
 def test_without_time_there_is_memory_alone():
@@ -61,7 +63,7 @@ def test_who_is_unable_lost_or_raises_leaves_the_others_alone():
         ("failed: RuntimeError: no such kernel", True),
         (None, False),
     ]
-    assert [len(entry["seconds"]) for entry in found.values()] == [0, 0, 0, 3]
+    assert [len(entry["seconds"]) for entry in found.values()] == [0, 0, 0, FEWEST_ROUNDS]
 
 
 # In a process -----------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ def test_who_ends_the_process_is_named_and_the_rest_goes_on(start, capfd):
             assert (found[name]["left_out"], found[name]["failed"]) == (why, True)
         assert found["ends"]["left_out"] == "the process of made-up ended with status 3"
         for name in ("ours", "peer"):
-            assert len(found[name]["seconds"]) == 3
+            assert len(found[name]["seconds"]) == FEWEST_ROUNDS
     printed = capfd.readouterr()
     assert (printed.out, "what a framework prints" in printed.err) == ("", True)
 
@@ -139,6 +141,7 @@ LEFT_OUT = {
     "Keras's layer": SPECIAL,
     "Keras's layer, jit_compile": SPECIAL,
     "interleaved_matmul_selfatt": SPECIAL,
+    "flex_attention, compiled": {"ragged", "window, rotary"},
     "d2l.ai's": {"causal", *SPECIAL},
 }
 """Contestant -> the tasks that it can't do; the others do all."""
@@ -152,6 +155,7 @@ def contestants_of(backend_name):
 # From here on, layers of PyTorch and TensorFlow among themselves: their releases are the same there.
 @pytest.mark.nightly("what is measured is right", but=("mxnet-ragged", "torch-ragged"))
 @pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own import
 @pytest.mark.parametrize("what", TASKS)
 def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name, what):
     # XLA compiles for most of the time: it has one task.
@@ -167,6 +171,7 @@ def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name
 
 @pytest.mark.nightly("what is measured is right", every=4)
 @pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own import
 def test_a_cache_of_a_rotary_layer_and_grouped_heads_have_peers(backend_name):
     cached = Task(replace(PLAIN, length=1, past=4, num_kv_heads=2, rotary=True), direction="gradients")
     grouped = Task(replace(PLAIN, num_kv_heads=2))
@@ -175,3 +180,23 @@ def test_a_cache_of_a_rotary_layer_and_grouped_heads_have_peers(backend_name):
         there = [entry for entry in measured(contestants, task).values() if entry["seconds"]]
         assert len(there) > 1
         assert all(entry["difference"] < 1e-5 for entry in there)
+
+
+FORMED = (
+    Setting("compiled", 3, 5, 16, 4, causal=True, form=COMPILED),
+    Setting("donated", 3, 1, 16, 4, past=4, form=IN_PLACE),
+    Setting("donated", 3, 1, 16, 4, past=4, num_kv_heads=2, rotary=True, form=IN_PLACE),
+)
+
+
+@pytest.mark.nightly("what is measured is right", every=4)
+@pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own import
+def test_contestants_in_the_form_of_a_framework_agree_with_the_reference(backend_name):
+    for setting in FORMED:
+        for direction in setting.directions if setting.form == FORMS.get(backend_name) else ():
+            found = measured(contestants_of(backend_name), Task(setting, direction=direction)).values()
+            assert [entry["left_out"] for entry in found if entry["failed"]] == []
+            there = [entry for entry in found if entry["seconds"]]
+            assert [there[0]["name"], len(there) > 1] == ["ours", True]
+            assert all(entry["difference"] < 1e-5 for entry in there)

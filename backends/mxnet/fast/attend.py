@@ -39,7 +39,7 @@ AT_ONCE = 2**22
 RUN_AHEAD = 2**25
 """Bytes of scores after which Python waits for the operators, because each call that is queued holds memory."""
 
-_add, _copy = operator("_npi_add"), operator("_copy")
+_add, _times = operator("_npi_add"), operator("_npi_multiply_scalar")
 _transpose = operator("transpose")
 _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_slice_assign")
 
@@ -92,8 +92,6 @@ def attend_in_blocks(
     queries, keys, values = operands
     if any(x.size == 0 for x in (queries, *keys, *values)):
         return _without_elements(operands, score, mask, dropout, training)
-    if score.vector is None:
-        queries = queries * score.scale
     rules = Rules(mask, score, dropout if training else 0.0, _seed(mask, dropout, training), _dtype(queries))
     batch, heads, query_len, width = queries.shape
     row = _item_size(queries) * sum(part.shape[2] for part in keys) * (1 if score.vector is None else width)
@@ -200,7 +198,8 @@ class _AtOnce:
         batch, groups = keys[0].shape[:2]
         self.shape = queries.shape
         self.key_shapes, self.value_shapes = [x.shape for x in keys], [x.shape for x in values]
-        self.queries = view(queries.detach(), (batch * groups, -1, queries.shape[3]))
+        self.scale = rules.score.scale
+        self.queries = view(_times(queries.detach(), scalar=self.scale), (batch * groups, -1, queries.shape[3]))
         self.keys, self.values = ([view(x.detach(), (-1, *x.shape[2:])) for x in parts] for parts in (keys, values))
         self.attention = rules.of(None)
 
@@ -218,7 +217,7 @@ class _AtOnce:
             is_wanted = any(wanted.bias)
             bias = _summed_to(view(found.scores, self.attention.shape), bias.shape) if is_wanted else None
         return Floats(
-            (view(found.queries, self.shape),),
+            (view(_times(found.queries, scalar=self.scale), self.shape),),
             tuple(view(x, shape) for x, shape in zip(found.keys, self.key_shapes, strict=True)),
             tuple(view(x, shape) for x, shape in zip(found.values, self.value_shapes, strict=True)),
             _present(found.vector),
@@ -257,7 +256,8 @@ class _HeadByHead:
         for head, group, block, attention in self._blocks():
             q, k, v = self._inputs(turned, head, group, block)
             own = attention.backward(_rows(cotangents, head, self.query_len, block.queries), q, [k], [v])
-            _copy(own.queries, out=_rows(flat_queries, head, self.query_len, block.queries))
+            into = _rows(flat_queries, head, self.query_len, block.queries)
+            _times(own.queries, scalar=self.rules.score.scale, out=into)
             for total, addend in ((flat_keys, own.keys[0]), (flat_values, _transpose(own.values[0]))):
                 into = _rows(total, group, self.key_len, block.keys)
                 _add(into, addend, out=into)
@@ -279,11 +279,12 @@ class _HeadByHead:
             self.ahead = 0
 
     def _inputs(self, turned: Array, head: int, group: int, block: Block) -> tuple[Array, Array, Array]:
-        """Queries (n, d), keys (m, d) and values (dv, m) of a block; `turned` has all values, transposed."""
+        """Scaled queries (n, d), keys (m, d) and values (dv, m) of a block; `turned` has all values, transposed."""
         values = row_range(turned, group * self.value_width, (group + 1) * self.value_width)
         if block.keys.stop - block.keys.start < self.key_len:
             values = _slice(values, axis=1, begin=block.keys.start, end=block.keys.stop)
         queries = _rows(self.flat_queries, head, self.query_len, block.queries)
+        queries = _times(queries, scalar=self.rules.score.scale)  # a block at a time: a copy of all would take memory
         return queries, _rows(self.flat_keys, group, self.key_len, block.keys), values
 
     def _turned(self) -> Array:

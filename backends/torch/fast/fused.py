@@ -91,8 +91,8 @@ def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rat
     if not all(_are_sound(sums) for _, sums in made) and not _is_finite(queries, *keys):
         return None
     shares = torch.softmax(torch.stack([sums for _, sums in made]), dim=0).to(queries.dtype)[..., None]
-    parts = (heads * share for (heads, _), share in zip(made, shares, strict=True))
-    return unfold_groups(sum(parts, start=torch.zeros((), dtype=queries.dtype)), num_heads)
+    first, *others = (heads * share for (heads, _), share in zip(made, shares, strict=True))
+    return unfold_groups(sum(others, start=first), num_heads)
 
 
 def _is_recorded(*tensors: Tensor) -> bool:

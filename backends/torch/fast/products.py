@@ -14,7 +14,7 @@ SCORES_OF_HEAD = 2**21
 """Bytes of a head's scores up to which products are faster: the kernel's backward pass cuts bfloat16 in small blocks,
 and converts each from float32 and back; longer rows of scores leave the processor's caches between two products."""
 
-SCORES_AT_ONCE = 3 * 2**20
+SCORES_AT_ONCE = 6 * 2**20
 """Bytes of scores of the heads that are computed at once; two such arrays are in use, the same for all heads."""
 
 
@@ -39,8 +39,9 @@ def gradients_by_products(
         for groups in query_blocks(num_groups, groups_at_once):
             width = groups.stop - groups.start
             heads = slice(groups.start * of_group, groups.stop * of_group)
-            q, d = (fold_groups(x[items, heads], width).flatten(0, 1) for x in (queries, d_heads))
-            k, v = (x[items, groups].flatten(0, 1) for x in (keys, values))
+            # Each but v is in two products, and a product copies what is not in one piece.
+            q, d = (fold_groups(x[items, heads], width).flatten(0, 1).contiguous() for x in (queries, d_heads))
+            k, v = keys[items, groups].flatten(0, 1).contiguous(), values[items, groups].flatten(0, 1)
             d_q, d_k, d_v = (x.unflatten(0, (-1, width)) for x in _of_heads(q, k, v, scale, d, room[:, : len(k)]))
             found[0][items, heads] = unfold_groups(d_q, width * of_group)
             found[1][items, groups], found[2][items, groups] = d_k, d_v

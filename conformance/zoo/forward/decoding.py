@@ -29,39 +29,42 @@ def _before_scale(state: State, right: NDArray) -> NDArray:
     return right if state.config.softcap is None else cap(state, state["similarity"] / scale) * scale
 
 
-_row = Table("scores", "Compute score = softcap * tanh(scaled score / softcap), then add the bias, then exclude keys.")
+_row = Table(
+    "scores", "Compute c * tanh(x / c) of each scaled score x (c: the softcap), then add the bias, then exclude keys."
+)
 
 SOFTCAP = (
     _row("softcap-ignored", "The softcap is not applied.", _capped(lambda x, c: x)),
     _row(
         "softcap-after-bias",
-        "The softcap bounds the bias too.",
+        "The softcap bounds the bias too: c * tanh((x + bias) / c) of a scaled score x.",
         after("scores", lambda s, right: cap(s, s["similarity"] + additive_bias(s.inputs.mask)), has_bias),
     ),
     _row(
         "softcap-clip",
-        "The score is cut off at the softcap instead of bent.",
+        "A softcap c turns a score x into clip(x, -c, c), not into c * tanh(x / c).",
         _capped(lambda x, c: np.clip(x, -c, c)),
     ),
     _row(
         "softcap-rational",
-        "The softcap bends by x / (1 + |x| / c) instead of tanh.",
+        "A softcap c turns a score x into x / (1 + |x| / c), not into c * tanh(x / c).",
         _capped(lambda x, c: x / (1.0 + np.abs(x) / c)),
     ),
     _row(
         "softcap-without-factor",
-        "The score is tanh(x / c), without the factor c.",
+        "A softcap c turns a score x into tanh(x / c), without the factor c.",
         _capped(lambda x, c: np.tanh(x / c)),
     ),
     _row(
         "softcap-not-divided",
-        "The score is c * tanh(x), with x not divided by c.",
+        "A softcap c turns a score x into c * tanh(x), with x not divided by c.",
         _capped(lambda x, c: c * np.tanh(x)),
     ),
     _row(
         "softcap-before-scale",
-        "The softcap is applied before the scale.",
+        "The softcap c is applied before the scale: a product x = q . k becomes scale * c * tanh(x / c).",
         after("capped", _before_scale),
+        fix="Scale first: make c * tanh(scale * x / c) of x.",
     ),
     _row(
         "gradient-without-softcap-slope",

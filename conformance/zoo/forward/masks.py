@@ -329,15 +329,14 @@ OFFSET = (
 
 _row = Table(
     "weights",
-    "Key j is allowed iff position - left <= j <= position + right, position = query_offset + i; "
-    "left and right leave out the query's own key, and None is unbounded.",
+    "Let query i see key j where offset + i - left <= j <= offset + i + right (offset: query_offset; None: no bound).",
 )
 
 WINDOW = (
     _row("window-ignored", "The window is ignored.", _window(lambda left, right: None)),
     _row(
         "window-counts-self-on-the-left",
-        "The left width counts the query's own place: it reaches one place less far back.",
+        "The left width counts the query's own place: offset + i - left + 1 <= j, one place less far back.",
         _window(lambda left, right: (_moved(left, -1), right)),
     ),
     _row(
@@ -347,7 +346,7 @@ WINDOW = (
     ),
     _row(
         "window-counts-self-on-the-right",
-        "The right width counts the query's own place: it reaches one place less far ahead.",
+        "The right width counts the query's own place: j <= offset + i + right - 1, one place less far ahead.",
         _window(lambda left, right: (left, _moved(right, -1))),
     ),
     _row(

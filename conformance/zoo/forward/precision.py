@@ -76,7 +76,7 @@ def _products_in(narrow: Narrow) -> tuple[Steps, ...]:
 
 
 def to_integers(array: NDArray, bits: int, axis: int | tuple[int, ...] | None = None) -> NDArray:
-    """Return the array as `bits`-bit integers times a scale. The scale is max |array| over `axis` / largest integer.
+    """Return the array rounded to `bits`-bit integers times a scale: (max |array| over `axis`) / (largest integer).
 
     >>> to_integers(np.array([[1.0, 0.3], [127.0, 50.4]]), 8, 1)
     array([[  1.       ,   0.2992126],

@@ -47,7 +47,7 @@ def scaled(scale: Callable[[State], float], where: Callable[[State], bool] = _de
     return after("similarity", lambda s, right: s["unscaled"] * scale(s), where)
 
 
-ONE_SCALE = "Multiply queries @ keys^T by the scale once: 1 / sqrt(head_dim) unless another is given."
+ONE_SCALE = "Multiply queries @ keys^T by 1 / sqrt(head_dim), or by the given scale in its place."
 _row = Table("scores", ONE_SCALE)
 
 SCALE = (
@@ -67,6 +67,7 @@ SCALE = (
         "scale-twice",
         "Scores are scaled twice, on the queries and again on the product.",
         scaled(lambda s: s.config.softmax_scale**2, _any),
+        fix="Scale once: the queries or the product.",
     ),
     _row(
         "scale-multiplied",
@@ -114,6 +115,7 @@ SCALE = (
         "dot-scaled",
         "The plain dot product is scaled as the scaled one is.",
         scaled(lambda s: s.config.head_dim**-0.5, lambda s: s.config.score == "dot"),
+        fix="Take the plain dot product as it is, without a scale.",
     ),
 )
 

@@ -322,3 +322,15 @@ def test_bfloat16_inside_of_float32_parameters():
     found = layer.apply(variables, call, method="attend", query_block=2).output
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(found.astype(np.float32), wanted.astype(np.float32), atol=0.05)
+
+
+def test_a_step_of_decoding_joins_keys_for_its_caller_alone():
+    layer = MultiHeadAttention(12, 3)
+    x, past = jnp.ones((2, 1, 12)), jnp.ones((2, 3, 9, 4))
+    variables = layer.init(jax.random.key(0), x, x, x)
+
+    def step(variables, x, past):
+        output, (keys, values) = layer.apply(variables, x, x, x, past_keys=past, past_values=past, return_present=True)
+        return output, keys[:, :, 9:], values[:, :, 9:]
+
+    assert "f32[2,3,10,4]" not in jax.jit(step).lower(variables, x, past).compile().as_text()

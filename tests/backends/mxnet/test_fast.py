@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import numpy as np
@@ -213,3 +214,29 @@ def test_a_nan_score_reaches_what_the_equation_says(query_block):
         expected = gradients(lambda: layer.stages(call_of(*arrays, **options)).output, *arrays)  # noqa: B023  # called at once
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
+
+
+def test_queries_keys_and_values_are_freed_before_the_output_is_made():
+    layer, made, alive = layer_of(), [], []
+
+    def watched(*arrays):
+        made.extend(map(weakref.ref, arrays))
+        return arrays
+
+    layer.after_projection = watched
+    layer.out_proj.register_forward_pre_hook(lambda *_: alive.extend(ref() is not None for ref in made))
+    layer(*inputs())
+    assert alive == [False] * 3
+
+
+def test_queries_are_scaled_a_block_at_a_time(monkeypatch):
+    sizes, times = [], fast._times
+
+    def seen(x, **options):
+        sizes.append(x.shape)
+        return times(x, **options)
+
+    monkeypatch.setattr(fast, "AT_ONCE", 0)
+    monkeypatch.setattr(fast, "_times", seen)
+    layer_of().attend(call_of(*inputs()), query_block=3)
+    assert set(sizes) == {(3, E // H), (1, E // H)}

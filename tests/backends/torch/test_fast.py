@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -332,3 +334,18 @@ def test_layers_without_heads(x, y, name):
 def test_query_block_is_a_positive_integer(layer, x, block):
     with pytest.raises(SpecError, match="query_block must be a positive integer"):
         layer.attend(call_of(x, x, x), query_block=block)
+
+
+def test_queries_keys_and_values_are_freed_before_the_output_is_made():
+    made, alive = [], []
+
+    class Watched(MultiHeadAttention):
+        def after_projection(self, *arrays):
+            made.extend(map(weakref.ref, arrays))
+            return arrays
+
+    layer = Watched(12, 3)
+    layer.out_proj.register_forward_pre_hook(lambda *_: alive.extend(ref() is not None for ref in made))
+    with torch.no_grad():
+        layer(*3 * (torch.randn(2, 5, 12),))
+    assert alive == [False] * 3

@@ -9,18 +9,20 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
-from conformance.diagnosis.diagnose import BIASED, STORED_IN, Diagnosis, diagnose
+from conformance.diagnosis.diagnose import BIASED, STORED_IN, Diagnosis, _only, diagnose
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import EXCLUDED
 from conformance.kinds.made import ADDED, FINITE, PADDING, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
 from conformance.measure.probes import PROBES
+from conformance.measure.problems import with_past
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.reports.brief import MADE
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
+from mha_core import AttentionMask
 from mha_core.dtypes import round_to
 from tests.conformance.measure.wrong import OutputAlone, wrong_at
 
@@ -325,7 +327,7 @@ def test_what_is_wrong_for_huge_scores_besides_is_right_in_every_ordinary_case()
     subject = layer(lambda scores, mask: softmax(np.where(mask, scores, -1e9)), zeroed=False)
     told = brief(diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:4])))
     assert ("fill-1e9-averaged",) in [one.bugs for one in told.causes]
-    where = "a query may attend to no key or a size is 0 or a number is huge, NaN or infinite"
+    where = "a query may attend to no key, or a size is 0 or a number is huge, NaN or infinite"
     assert ONLY_EXTREME.format(where) in told.seen
 
 
@@ -340,7 +342,10 @@ IN_SOME = {
     ),
     "an additive bias": (
         *("scores", lambda s, x: x * (1.0 + 1e-4 * np.cos(x) * (s.inputs.mask.bias is not None))),
-        *("calls with an additive bias", "a cast (to bfloat16 or float16) of the additive bias"),
+        *(
+            "calls with an additive bias",
+            "casts (to bfloat16, float16, 8 bits), approximations (of exp) and added numbers (eps) in what makes",
+        ),
     ),
 }
 """The step, what is done to its result, the calls that alone are wrong, and what is to be checked there."""
@@ -355,3 +360,43 @@ def test_what_is_wrong_in_some_calls_alone_is_said_with_what_makes_just_these(wh
     assert f", and only {calls} are wrong." in told.causes[0].what, told.text
     assert told.causes[0].change.startswith(f"Next: check {checked}")
     assert told.seen == (f"Still right: all {calls.replace('with', 'without', 1)}.",)
+
+
+def test_no_calls_alone_are_wrong_that_a_further_call_is_not_among():
+    """The cases that failed had a past and a causal mask; a call with a past and a window was drawn beside that."""
+    row = next(one for one in PROBES if one.id == "past-masks")
+    causal, windowed = (
+        with_past(CONFIGS[0], 3, 4, mask=AttentionMask(query_offset=3, **mask))
+        for mask in ({"causal": True}, {"window": (2, 1)})
+    )
+    measured = Measured((), (ProbeResult(row, (windowed,), (windowed,)),), Asker(layer(lambda scores, mask: scores)))
+    for alone, is_so in {
+        "calls with past keys and values and a causal mask": False,
+        "calls with past keys and values": True,
+        "calls with a window or with a causal mask": True,
+        "calls with a window or with lengths": False,
+        "calls where the past length is 3": True,  # nothing tells that it is not so
+    }.items():
+        assert _only(measured, [causal], alone) == alone * is_so
+
+
+def test_of_a_small_error_casts_are_looked_for_whatever_else_is_seen():
+    """Of an exponential by a cubic it was said that a mean, a norm or a convolution over keys is to be looked for."""
+    subject = OutputAlone(wrong_at("heads", lambda s, x: x * (1.0 + 1e-4 * np.cos(x))))
+    found = diagnose(
+        subject, select(("prime", "square-no-bias")), bugs=(), experiments=Asker(subject, configs=CONFIGS[:1])
+    )
+    (cause,) = brief(found).causes
+    assert "of its largest number: as where numbers are rounded. Values that are twice as large" in cause.what
+    assert cause.change.startswith("Next: check casts (")
+
+
+def test_what_is_still_right_has_nothing_that_is_not_in_what_is_wrong():
+    """Calls with masks that differ by item stood beside calls without a mask."""
+    subject = OutputAlone(wrong_at("scores", lambda s, x: x + 0.3 * np.sin(3.0 * x)))
+    some = ("prime", "ragged-square", "square-no-bias", "no-keys")
+    (seen,) = brief(diagnose(subject, select(some), bugs=(), experiments=Asker(subject, configs=CONFIGS[:1]))).seen
+    assert seen == (
+        "Already wrong: calls with scores that differ from key to key, no biases, and no mask. "
+        "Still right: calls with queries that are all 0, so that scores are equal."
+    )

@@ -88,6 +88,6 @@ def weights_of(words, scores):
 def test_weightings_are_those_of_their_papers():
     assert weights_of("sparsemax", [1.0, 0.5, -1.0]) == pytest.approx([0.75, 0.25, 0.0])
     assert weights_of("entmax-1.5", [0.0, 0.0, -9.0]) == pytest.approx([0.5, 0.5, 0.0])
-    assert weights_of("every key before it", [0.0, 0.0, 0.0]) == pytest.approx([0.5, 0.25, 0.125])
-    assert weights_of("every key behind it", [0.0, 0.0, 0.0]) == pytest.approx([0.125, 0.25, 0.5])
+    assert weights_of("every earlier key", [0.0, 0.0, 0.0]) == pytest.approx([0.5, 0.25, 0.125])
+    assert weights_of("every later key", [0.0, 0.0, 0.0]) == pytest.approx([0.125, 0.25, 0.5])
     assert weights_of("clip(1.1 * softmax(scores) - 0.1, 0, 1)", [5.0, 0.0, -9.0])[2] == 0.0

@@ -131,6 +131,12 @@ def _transposed(state, output):
     return output + state["merged"] @ (weight - weight.T) if weight.shape[0] == weight.shape[1] else output
 
 
+def _adapted(state, output):
+    """A wrong matrix that is not a multiple of the right one: weights that are read through it were called wrong."""
+    left, right = np.sin(np.arange(state["merged"].shape[-1])), np.cos(np.arange(output.shape[-1]))
+    return output + state["merged"] @ np.outer(left, right)
+
+
 IN_SOME_CALLS = {
     "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
     "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
@@ -140,6 +146,7 @@ IN_SOME_CALLS = {
     "in their order": ("values", "lengths", "values", lambda s, x: np.sort(x, axis=2)),
     "a gate of keys": ("values", "scores", "values", lambda s, x: x / (1.0 + np.exp(-s["keys"].mean(-1)[..., None]))),
     "of a square matrix": ("output", "one-key scores", "output", _transposed),
+    "of a matrix with an adapter": ("output", "value-bias one-key scores", "output", _adapted),
     "a slot": ("heads", "no-values", "keys", _with_a_slot),
 }
 """What shows in a row of another stage -> (the step, such rows, its stage, what is done to its result)."""
@@ -160,7 +167,10 @@ def test_a_stage_is_said_by_what_excludes_earlier_ones(name):
     [
         (lambda s, x: x + np.cos(np.arange(x[0, 0].size)).reshape(x.shape[2:]), "that depends on positions alone"),
         (lambda s, x: x + np.cos(np.subtract.outer(*map(np.arange, x.shape[2:]))), "the distance from query to key"),
-        (lambda s, x: x + 0.3 * np.roll(x, 1, axis=1), "The scores of each head are sums of the right ones of several"),
+        (
+            lambda s, x: x + 0.3 * np.roll(x, 1, axis=1),
+            "The scores of each head are the right scores of several heads, mixed.",
+        ),
         (lambda s, x: np.roll(x, 1, axis=1), "The scores of each head are those of other heads."),
     ],
 )
@@ -177,13 +187,13 @@ def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
     assert located is not None
     assert located.stage == "weights"
     where = "item 0, head 0, with causal True"
-    assert located.seen[0] == f"  Keys that get a weight (#), in queries where they are not the allowed keys; {where}:"
+    assert located.seen[0] == f"  Queries that attend to wrong keys (#: a key with a weight); {where}:"
     assert located.seen[1:] == (  # of the call with most queries the first and the last ones
-        "    query 0:  ##.........   allowed: #..........",
-        "    query 1:  ###........   allowed: ##.........",
+        "    query 0:  ##.........   right: #..........",
+        "    query 1:  ###........   right: ##.........",
         "    (and 2 more)",
-        "    query 4:  ######.....   allowed: #####......",
-        "    query 5:  #######....   allowed: ######.....",
+        "    query 4:  ######.....   right: #####......",
+        "    query 5:  #######....   right: ######.....",
     )
 
 
@@ -242,7 +252,7 @@ def test_of_one_key_weights_over_queries_are_no_gate():
     shares = np.array([0.2, 0.5, 0.3])[:, None]
     right = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
     assert "the queries they give 1: look at the axis of the softmax" in next(factors(shares * right, right))
-    assert "as behind a gate or a norm" in next(factors(1.5 * shares * right, right))
+    assert "as after a gate or a norm" in next(factors(1.5 * shares * right, right))
 
 
 def test_of_a_right_layer_no_step_is_said():
@@ -312,5 +322,5 @@ def test_heads_that_are_mixed_behind_the_softmax_are_said_to_be():
     rng = np.random.default_rng(0)
     right, matrix = rng.normal(size=(1, 4, 2, 6)), rng.normal(size=(4, 4))
     mixed = np.einsum("gh,bhld->bgld", matrix, right)
-    assert list(factors(mixed, right)) == ["The heads {} are sums of the right ones of several heads."]
+    assert list(factors(mixed, right)) == ["The outputs of each head {} are the right outputs of several heads, mixed."]
     assert list(factors(mixed[..., :4], right[..., :4])) == []

@@ -57,13 +57,13 @@ FAULTS = {
     "a constant": ("projected_values", lambda s, x: 0.707 * x, "multiplied by 0.707"),
     "a factor of each head": ("heads", _of_heads, "multiplied by a number of each head: 0.50"),
     "an order": ("heads", lambda s, x: x[..., ::-1], "in reverse order along the channel axis"),
-    "a function": ("queries", lambda s, x: np.tanh(x), "each x becomes tanh(x)"),
-    "a bound": ("heads", lambda s, x: np.clip(x, -0.5, 0.5), "clipped at +-0.5"),
+    "a function": ("queries", lambda s, x: np.tanh(x), "mapped by x -> tanh(x)"),
+    "a bound": ("heads", lambda s, x: np.clip(x, -0.5, 0.5), "clipped to +-0.5"),
     "a rounding": ("queries", lambda s, x: round_to(x, "bfloat16").astype(float), "rounded to bfloat16"),
     "a rounding to integers": (
         "heads",
         lambda s, x: to_integers(x, 8, (0, 1, 2)),
-        "8-bit integers scaled by the largest",
+        "8-bit integers times a scale",
     ),
     "a sum": ("weights", _sink, "has 0.37 added"),
     "a fill": ("weights", _filled, "Excluded scores become -2.5"),
@@ -86,7 +86,7 @@ FAULTS = {
     "a head of zeros": (
         "heads",
         lambda s, x: x * (np.arange(x.shape[1]) < x.shape[1] - 1)[:, None, None],
-        "0 for the last one along the head axis",
+        "0 at the last index along the head axis",
     ),
     "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the heads' outputs"),
 }

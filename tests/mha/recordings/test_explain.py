@@ -86,7 +86,12 @@ def test_a_layer_leaves_padded_rows_as_they_are():
 @pytest.mark.parametrize(
     ("step", "change", "stage", "said"),
     [
-        ("heads", lambda s, x: 0.9 * x, "heads", "The heads read back through out_proj are the right ones times 0.9."),
+        (
+            "heads",
+            lambda s, x: 0.9 * x,
+            "heads",
+            "The heads' outputs read back through out_proj are the right ones times 0.9.",
+        ),
         ("weights", _over_queries, "weights", "summed over the queries they give 1: look at the axis of the softmax."),
         ("weights", _filled, "weights", "Excluded scores become -1, which leaves these keys a weight."),
     ],
