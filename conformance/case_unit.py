@@ -183,7 +183,8 @@ def run_apart(
             chunk = asked[start : start + CHUNK]
             names = tuple(_named(case, whole) for _, (case, _) in chunk)
             has_case = again not in ("in one way", "never") and any(isinstance(case, Case) for _, (case, _) in chunk)
-            before = _last_case(asked[:start]) if has_case else None
+            earlier = reversed(asked[:start] if has_case else ())  # its sequences are not asked again
+            before = next((case for _, (case, _) in earlier if isinstance(case, Case)), None)
             named = None if before is None else _named(before, whole)
             units.append(CaseUnit(subject, names, named, known, series, again))
             numbers.append([number for number, _ in chunk])
@@ -199,11 +200,6 @@ def smallest(case: str, subject: Any) -> Result:
     """Return a subject's Result in the smallest failing case found by shrinking the random case with the id `case`."""
     small = shrink(case_from_text(case), lambda other: run_case(other, subject).status in FAILING)
     return run_case(small, subject)
-
-
-def _last_case(asked: Sequence[tuple[int, tuple[Asked, Any]]]) -> Case | None:
-    """The last that is no sequence: these are not asked again."""
-    return next((case for _, (case, _) in reversed(asked) if isinstance(case, Case)), None)
 
 
 def _named(case: Asked, whole: bool) -> str | Asked:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -75,23 +76,7 @@ class CaseRunner:
     def _judge(self, case: Case) -> Result:
         subject = self.subject
         wanted = expected(case, subject.precision)
-        start = time.perf_counter()
-
-        def result(status: Status, **details: Any) -> Result:
-            seconds = time.perf_counter() - start
-            selector = getattr(subject, "selector", "")
-            return Result(
-                case.id,
-                subject.name,
-                subject.dtype,
-                subject.device,
-                status,
-                seconds=seconds,
-                selector=selector,
-                gradients_asked=wanted.trace.gradients is not None,
-                **details,
-            )
-
+        result = partial(self._result, case.id, time.perf_counter(), wanted.trace.gradients is not None)
         session = Session(as_users_run(subject) if case.as_users_run else subject, wanted.problem)
         again = questions(wanted, self.again) if can_be_asked_again(subject) else ()
         answers = session.answers([wanted.problem, *(question.wanted.problem for question in again)])
@@ -127,22 +112,23 @@ class CaseRunner:
         message = found.failed
         if not found.failed and len({step.case for step in found.steps}) < 2:
             status, message = "unsupported", f"cannot express: {next(iter(found.left_out), 'more than one call')}"
-        return Result(
+        return self._result(
             sequence.id,
-            subject.name,
-            subject.dtype,
-            subject.device,
+            start,
+            any(step.case.build().inputs.cotangent is not None for step in found.steps),
             status,
             ratios=found.ratios,
             mismatches=tuple(found.mismatches),
             message=message,
-            seconds=time.perf_counter() - start,
             judged=tuple(found.names),
-            gradients_asked=any(step.case.build().inputs.cotangent is not None for step in found.steps),
-            selector=getattr(subject, "selector", ""),
             kept=kept,
             left_out={} if status == "unsupported" else {why: tuple(words) for why, words in found.left_out.items()},
         )
+
+    def _result(self, case: str, start: float, gradients_asked: bool, status: Status, **details: Any) -> Result:
+        own = self.subject
+        details |= {"seconds": time.perf_counter() - start, "selector": getattr(own, "selector", "")}
+        return Result(case, own.name, own.dtype, own.device, status, gradients_asked=gradients_asked, **details)
 
     def _repeated(self, first: _Right, again: Sequence[Question], answers: Iterator[Trace]) -> Iterator[Mismatch]:
         """The mismatches of a subject whose first answer was right, asked again, and then about the case before."""

@@ -7,8 +7,6 @@
 The answers are those that `mha learn show NAME` prints.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ import nothing of this project. What each cell prints goes to the JSON file, by 
 names go to the other, as LESSON/CALL/NAME.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

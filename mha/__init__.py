@@ -3,8 +3,6 @@
 Importing this package imports no framework; a function imports one when what it is asked for needs it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Functions for the capture hooks of all frameworks: read calls of our own and of d2l.ai's layers."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields

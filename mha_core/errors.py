@@ -4,8 +4,6 @@ What stands in a message may come from a file or from code that anybody made: a 
 that rewrite a terminal, a text that fails while it is made. So every message is bounded and printable, here.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

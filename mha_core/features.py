@@ -86,11 +86,6 @@ class Feature:
         return f"{said}. Got {given[0]}={getattr(config, given[0])!r}." if given else f"{said}."
 
 
-def finite_bias(bias: NDArray) -> NDArray:
-    """Return `bias` with 0 in place of -inf, in the same shape. The bool mask excludes the keys with -inf."""
-    return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
-
-
 def _of_config(name: str) -> Value:
     return lambda config, inputs: getattr(config, name)
 
@@ -104,7 +99,9 @@ def _is_given(name: str) -> Present:
 
 
 def _bias(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | None:
-    return None if inputs.mask.bias is None else finite_bias(inputs.mask.bias)
+    """The bias in its own shape, with 0 in place of -inf: the bool mask excludes these keys."""
+    bias = inputs.mask.bias
+    return None if bias is None else np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 
 def _needs_bias(config: AttentionConfig, inputs: AttentionInputs | None) -> bool:

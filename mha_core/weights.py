@@ -5,8 +5,6 @@ element i of head h. Names are those of a framework's Linear layers, so a PyTorc
 ours needs no renaming.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -20,7 +18,7 @@ from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
 from mha_core.files.outside import parse_json_object
-from mha_core.files.tensorfile import as_arrays, read_tensors, to_sealed
+from mha_core.files.tensorfile import read_tensors, to_sealed
 from mha_core.files.writing import write_whole
 from mha_core.parts.query_key_norm import NORMS
 
@@ -219,7 +217,8 @@ def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights:
     checked = check_weights(config, weights)
     standing = _standings.get(_digest(checked)) if _standings else None
     more = {} if standing is None else {STANDING_KEY: standing}
-    write_whole(path, to_sealed(as_arrays(checked), {METADATA_KEY: json.dumps(config.to_dict()), **more}))
+    arrays = {name: np.ascontiguousarray(array) for name, array in checked.items()}  # not the whole buffer of a view
+    write_whole(path, to_sealed(arrays, {METADATA_KEY: json.dumps(config.to_dict()), **more}))
 
 
 def load_weights(path: str | os.PathLike[str]) -> tuple[AttentionConfig, Weights]:

@@ -5,8 +5,6 @@ This file is the clone's. In a wheel all packages stand in `mha_parity` (build_b
 clone's packages: they are the very modules, under one more name.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

@@ -4,8 +4,6 @@ It is there wherever this package is installed, and does nothing without that op
 suite are imported only if it is given, or a test takes one of the fixtures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

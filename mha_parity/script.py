@@ -1,7 +1,5 @@
 """What the installed script `mha` calls."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Multi-head attention as a Flax linen module: "kernel" (in, out) where the canonical name is "weight" (out, in)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Sinusoidal positions as a Flax linen module."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import flax.linen as nn

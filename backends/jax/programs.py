@@ -100,7 +100,7 @@ class KeptProgram:
             with suppress(Exception):  # what can't be read is made anew, and put in its place
                 return self._loaded(found.decode())
         lowered = self._compiled.lower(*arguments)
-        key = text_key(f"{lowered.as_text()}\n{settings}")
+        key = hashlib.sha256(f"{lowered.as_text()}\n{settings}".encode()).hexdigest()
         program = self._of_text(key, lowered)
         if source is not None:
             self._kept.put(source, key.encode())
@@ -209,11 +209,6 @@ def _is_known(options: CompilerOptions) -> bool:
     except (RuntimeError, ValueError, TypeError):  # jaxlib's own is a RuntimeError
         return False
     return True
-
-
-def text_key(text: str) -> str:
-    """Return the key of a program: a hash of its text."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def origin(layer: Any, path: str) -> str | None:

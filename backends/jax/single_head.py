@@ -1,7 +1,5 @@
 """Attention without heads and without projections as Flax linen modules, one for each score."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any

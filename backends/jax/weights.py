@@ -4,8 +4,6 @@ A linen kernel is (in, out): the canonical `q_proj.weight` (out, in) is the tran
 `params["q_proj"]["kernel"]`. All other names and shapes are the canonical ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 `save_parameters` writes the parameters under the canonical names of `mha_core.weights`, in its shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

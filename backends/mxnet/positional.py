@@ -1,7 +1,5 @@
 """Sinusoidal positions as a Gluon block."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from backends.mxnet.ops.attention import drop_at_random

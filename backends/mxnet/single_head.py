@@ -1,7 +1,5 @@
 """Attention without heads and without projections as Gluon blocks, one for each score."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from backends.mxnet.fast.attend import attend_in_blocks

@@ -3,8 +3,6 @@
 Projections are Dense layers with canonical names; a Dense kernel is the transpose of a canonical weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sinusoidal positions as a Keras layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Canonical weights into Keras layers and out of them, exact to the bit."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Parameters bear the canonical names and shapes of `mha_core.weights`: a `state_dict` needs no renaming.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

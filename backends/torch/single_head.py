@@ -1,7 +1,5 @@
 """Attention without heads and without projections as PyTorch modules, one for each score."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

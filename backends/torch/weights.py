@@ -1,7 +1,5 @@
 """Canonical weights into PyTorch layers and out of them, exact to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 

@@ -64,7 +64,9 @@ def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
     blocks = p.key_blocks(key_len)
     highest = _row_maximum(scores.v, allowed)
     distance = np.where(allowed, np.abs(scores.v - highest), 0.0)
-    furthest = np.where(_may_be_largest(scores, allowed), scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
+    least = np.where(allowed, scores.v - scores.e, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    may_be_largest = allowed & ~(scores.v + scores.e < least)  # as they are computed
+    furthest = np.where(may_be_largest, scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
     distance += scores.e + furthest
     # The maximum subtracted, log2(e) rounded, and times log2(e): before the maximum is subtracted, or after.
     steps = (distance, distance, np.maximum(distance, np.abs(scores.v)))
@@ -81,12 +83,6 @@ def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
 def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
     highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     return np.where(np.isneginf(highest), 0.0, highest)
-
-
-def _may_be_largest(scores: Bounded, allowed: NDArray) -> NDArray[np.bool_]:
-    """Bool (B, H, Lq, Lk): the keys whose scores may be the largest of their row, as they are computed."""
-    least = np.where(allowed, scores.v - scores.e, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
-    return allowed & ~(scores.v + scores.e < least)
 
 
 def _extremes(r: Rounding, scores: NDArray, allowed: NDArray, own: NDArray) -> tuple[NDArray, NDArray]:

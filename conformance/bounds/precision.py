@@ -1,11 +1,10 @@
 """The dtypes and units of roundoff in which a subject computes, from which its bounds follow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ class Precision:
     key_block: int | None = None
 
     @classmethod
-    def of(cls, dtype: str) -> Precision:
+    def of(cls, dtype: str) -> Self:
         """Return the default precision of a dtype: matrix products and softmax are computed in at least float32.
 
         Plain sums are in the storage dtype, because XLA and Eigen add up a half-precision bias gradient in half.
@@ -60,11 +59,11 @@ class Precision:
         wide = dtype if dtype == "float64" else "float32"
         return cls(storage=dtype, accumulator=wide, reduction=dtype, softmax=wide, multiply=dtype)
 
-    def with_multiply(self, multiply: str) -> Precision:
+    def with_multiply(self, multiply: str) -> Self:
         """Return this precision with the factors of products rounded to another format first, such as "tf32"."""
         return replace(self, multiply=multiply)
 
-    def with_kernel(self, kernel: SoftmaxKernel) -> Precision:
+    def with_kernel(self, kernel: SoftmaxKernel) -> Self:
         """Return this precision with `exp_ulps` and `key_block` of a backend's softmax."""
         return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
 

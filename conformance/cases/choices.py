@@ -42,11 +42,6 @@ _AXES = (None, None, "K", "QK", "BK", "HK", "BQK", "HQK", "BHQK")
 _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
 
-def lengths_up_to_all(made: Made) -> Sequence[int]:
-    """Return the options for a number of allowed keys: Lk, Lk - 1, ..., 0. `made`: name -> earlier choice."""
-    return range(made["Lk"], -1, -1)
-
-
 RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 2.0, "max_position_embeddings": 8},
@@ -61,11 +56,6 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 """The rules of frequencies that are chosen from, by their rope_type, and their fields: short lengths meet them all."""
 
 
-def even_widths(made: Made) -> Sequence[int]:
-    """Return the options for the rotary width: even numbers from d, the head width chosen in `made`, down to 2."""
-    return range(made["d"] // 2 * 2, 0, -2)
-
-
 def ways_to_stand(made: Made) -> Sequence[str]:
     """Return the options for how calls give rotary positions. They include "counted" if no offset in `made` is < 0."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
@@ -73,11 +63,6 @@ def ways_to_stand(made: Made) -> Sequence[str]:
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
     given = (*of_all, "positions per item", "tables per item")
     return given if is_negative else ("counted", *given)
-
-
-def weights_of_scope(made: Made) -> Sequence[str]:
-    """Return the options for `QueryKeyNorm.weight`: without "shared" if the scope chosen in `made` is "all"."""
-    return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 
 SMALL: Space = {
@@ -96,7 +81,7 @@ SMALL: Space = {
     "past": (False, False, True),
     "Lp": lambda made: range(made["Lk"] + 1),
     "valid_lens": (None, None, "per item", "per query"),
-    "valid_lens.*": lengths_up_to_all,
+    "valid_lens.*": lambda made: range(made["Lk"], -1, -1),
     "allowed": _AXES,  # axes of a random keep-mask
     "allowed.share": (0.8, 0.5, 0.2),  # how much of it is open
     "bias": _AXES,
@@ -112,7 +97,7 @@ SMALL: Space = {
     "inputs times": (1.0, 1.0, 0.03, 3.0),
     "seed": range(1000),
     "rotary": (False, True),
-    "rotary.width": even_widths,
+    "rotary.width": lambda made: range(made["d"] // 2 * 2, 0, -2),
     "rotary.interleaved": (False, True),
     "rotary.start": ("first", "last"),
     "rotary.base": (10000.0, 100.0, 5.0),
@@ -122,7 +107,7 @@ SMALL: Space = {
     "rotary.reach": (20, 3000),  # positions that are given are smaller
     "norm": (None, "rms", "layer"),
     "norm.scope": ("head", "all"),
-    "norm.weight": weights_of_scope,
+    "norm.weight": lambda made: ("shared", "per_head", "none")[made["norm.scope"] == "all" :],
     "norm.order": ("before", "after"),
     "norm.eps": (1e-6, 1e-2, 1.0),
     "norm.offset": (0, 1),

@@ -1,10 +1,8 @@
 """Problem: one layer and one call of it, with everything that a run needs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +39,12 @@ class Problem:
         check_weights(self.config, self.weights)
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
-    def rounded(self, dtype: str) -> Problem:
+    def rounded(self, dtype: str) -> Self:
         """Return the problem with weights and inputs rounded to `dtype`, as layer and reference get it."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 
-    def with_inputs(self, **changes: Any) -> Problem:
+    def with_inputs(self, **changes: Any) -> Self:
         """Return this problem with `changes` (name -> array or setting) in its inputs."""
         return replace(self, inputs=replace(self.inputs, **changes))
 

@@ -7,8 +7,6 @@ a query-key norm, which cases had not when these names were made; `random:{"Lk":
 the simplest; and shrinking lets hypothesis make as many as it can simpler.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ is right in cases that ask it for one call each, and wrong in the second shape, 
 second thread.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ names; a user can write one of the same form. `check` judges a result with the e
 that they list is known, one that they do not is an error, and so is a listed one that no longer happens.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A table of deviations in TOML, checked field by field."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache

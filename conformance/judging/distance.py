@@ -1,8 +1,7 @@
 """How far apart two arrays are, and at worst; and whether two runs of variants agree within rounding."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +103,7 @@ class Nearness:
     relative: float = RELATIVE
 
     @classmethod
-    def of(cls, unit: float, *, inside: bool = False) -> Nearness:
+    def of(cls, unit: float, *, inside: bool = False) -> Self:
         """Return the rule for a unit roundoff. `inside`: whether it is of a narrower dtype that is used internally.
 
         Both factors are smaller with `inside` and in half precision, where the defaults could hide small bugs.

@@ -73,7 +73,10 @@ def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
     Raises:
         SpecError: onnx is not installed; a vector is not known, or can't be translated.
     """
-    vectors: list[Vector] = [*load_vectors(Vector, "Attention", "test_attention_"), *rotary_vectors()]
+    vectors: list[Vector] = [
+        *load_vectors(Vector, "Attention", "test_attention_"),
+        *load_vectors(RotaryVector, "RotaryEmbedding", "test_"),
+    ]
     known = {f"{SUITE}:{vector.name}" for vector in vectors}
     for name in names:
         if name not in known:
@@ -152,8 +155,3 @@ class RotaryVector(Vector):
         queries, keys, values = (merge_heads(x) for _ in range(3))
         inputs = AttentionInputs(queries, keys, values, rotary=RotaryInputs(cos=cos, sin=sin))
         return {"": Problem(config, {}, inputs, {"queries": turned, "keys": turned})}
-
-
-def rotary_vectors() -> list[RotaryVector]:
-    """Return every ONNX test case of RotaryEmbedding. Raises SpecError if onnx is not installed."""
-    return load_vectors(RotaryVector, "RotaryEmbedding", "test_")

@@ -49,13 +49,16 @@ def render(report: Mapping[str, Any]) -> str:
     """
     if report.get("schema") != SCHEMA_VERSION:
         raise SpecError(f"a report of schema {report.get('schema')!r} can't be shown; it must be {SCHEMA_VERSION}")
+    from conformance.cases.table import select_asked
+
     results = [result_view(position, entry) for position, entry in enumerate(report["results"])]
     groups = groups_of(results)
+    steps = ["0 (exact)", *(f"≤ {end:g}" for end in HEAT_STEPS[1:]), f"> {HEAT_STEPS[-1]:g}"]
     return template("conformance.reports", "report.html.j2", "report.js").render(
         environment=report["environment"],
         verdict=_verdict(results),
         diagnoses=report.get("diagnoses", ()),
-        float64=_in_float64(results),
+        float64=", ".join(dict.fromkeys(str(one.column) for one in results if one.entry.get("in_float64"))),
         looked_at=(report.get("looked_at") or {}).get("line", ""),
         counts=_counts(results),
         results=results,
@@ -63,23 +66,18 @@ def render(report: Mapping[str, Any]) -> str:
         quantities=quantities_of(name for entry in report["results"] for name in entry["ratios"]),
         subjects=Counter(group.column.subject for group in groups),
         matrix=_matrix(results, groups),
-        catches=_catches(),
+        catches={asked.id: asked.catches for asked in select_asked(())},
         recordings=_recordings(results),
         failures=[result for result in results if result.status in ("different", "failed")],
         unsupported=[result for result in results if result.status == "unsupported"],
         deviating=[result for result in results if result.status == "deviates"],
         listed={entry["id"]: entry for entry in report.get("deviations", ())},
-        legend=_legend(),
+        legend=[Ratio(text, step) for step, text in enumerate(steps)],
         stages=STAGES,
         exact=exact,
         ratio=ratio,
         rounded=rounded,
     )
-
-
-def _in_float64(results: Sequence[ResultView]) -> str:
-    """The subjects that gave float64 in a run of another dtype."""
-    return ", ".join(dict.fromkeys(str(one.column) for one in results if one.entry.get("in_float64")))
 
 
 def _verdict(results: Sequence[ResultView]) -> tuple[str, str]:
@@ -112,19 +110,6 @@ def _counts(results: Sequence[ResultView]) -> list[tuple[str, str, str, int]]:
     """(status, sign, words, number) of each status."""
     found = Counter(result.status for result in results)
     return [(status, sign, words, found[status]) for status, (sign, words) in STATUSES.items()]
-
-
-def _legend() -> list[Ratio]:
-    """One entry per colour."""
-    texts = ["0 (exact)", *(f"≤ {end:g}" for end in HEAT_STEPS[1:]), f"> {HEAT_STEPS[-1]:g}"]
-    return [Ratio(text, step) for step, text in enumerate(texts)]
-
-
-def _catches() -> dict[str, str]:
-    """Case id -> what it catches."""
-    from conformance.cases.table import select_asked
-
-    return {asked.id: asked.catches for asked in select_asked(())}
 
 
 # The data of the HTML report: the JSON report as rows and cells, with every number as text.

@@ -3,8 +3,6 @@
 The names of `conformance.subjects.load` are here too; docs/subjects.md has the whole rule.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """What a subject may answer, and the errors of one that does not: answers become Traces of copies in NumPy."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -5,8 +5,6 @@ code also gets a time limit: it then runs in a thread of its own, which is aband
 answer in time.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,7 +188,9 @@ class Session:
         answers = [(answer, layer, shapes) for returned, shapes, _ in done for answer in returned]
         if turn.spoil:
             for answer in answers:
-                _spoil(self._as_trace(*answer, copy=False))
+                for array in self._as_trace(*answer, copy=False).arrays().values():
+                    if array.flags.writeable:
+                        array.fill(0.5)
         elif keep:
             self._returned += answers
         return [trace for _, _, traces in done for trace in traces]
@@ -274,13 +274,6 @@ def _place_of_write(layer: _Layer, problem: Problem) -> str:
     inputs, run = with_arrays(problem.inputs, handout.copies), layer.run
     arrays = [*handout.copies.values(), *layer.weights.copies.values()]
     return "" if run is None else place_of_write(partial(run, inputs), arrays)
-
-
-def _spoil(trace: Trace) -> None:
-    """Write other numbers into all arrays of an answer that can be written to."""
-    for array in trace.arrays().values():
-        if array.flags.writeable:
-            array.fill(0.5)
 
 
 def _nothing() -> None:

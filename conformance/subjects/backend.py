@@ -1,7 +1,5 @@
 """This project's own subjects: each backend on each of its paths, and the reference itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

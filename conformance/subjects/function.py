@@ -1,7 +1,5 @@
 """Plain functions as subjects: `f(weights, queries, keys, values, mask)` with options by keyword."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

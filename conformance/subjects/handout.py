@@ -1,7 +1,5 @@
 """Handout: copies of a problem's arrays for a subject, with a check of whether it wrote into them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Choose or reorder the items of a call's batch; choose some of its queries and keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A live layer as a subject: its sizes and weights are what they are; only its inputs and mask can be chosen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

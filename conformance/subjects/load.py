@@ -5,8 +5,6 @@ A plain function `f(weights, queries, keys, values, mask)` is made into one. `lo
 dtype)` finds either. docs/subjects.md has the whole rule.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os
@@ -15,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from conformance.bounds.precision import Precision
 from conformance.subjects import in_time
@@ -98,7 +96,7 @@ class LoadedSubject:
         limit = "" if self.time_limit == DEFAULT_TIME_LIMIT else f" --time-limit {self.time_limit:g}"
         return f"--subject {shlex.quote(self.spec)}{limit}"
 
-    def within(self, seconds: float) -> LoadedSubject:
+    def within(self, seconds: float) -> Self:
         """Return the subject with a shorter time limit."""
         return replace(self, time_limit=min(seconds, self.time_limit))
 

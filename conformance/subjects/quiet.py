@@ -1,7 +1,5 @@
 """Keep the start-up messages of frameworks off the terminal, and all but the beginning of what subjects print."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,10 +1,8 @@
 """Subjects seen another way: the second of two equal calls, and outputs of another form than (B, Lq, Do)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,7 @@ class Seen:
             raise AttributeError(name)
         return getattr(self.subject, name)
 
-    def within(self, seconds: float) -> Seen:
+    def within(self, seconds: float) -> Self:
         """Return this subject with a shorter time limit."""
         return replace(self, subject=within(self.subject, seconds))
 

@@ -1,7 +1,5 @@
 """The protocol of a subject: the interface of everything that can be judged."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from conformance.bounds.precision import Precision

@@ -4,15 +4,13 @@ A stand-in has the facts that its process reported (name, dtypes, paths), and ha
 backend or a subject is expected, it will do, and no framework is imported. Answers are checked when they arrive.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -295,7 +293,7 @@ class RemoteSubject:
     def home(self) -> Home:
         return Home(self.place) if self.place else Home(self.spec, self.limit)
 
-    def within(self, seconds: float) -> RemoteSubject:
+    def within(self, seconds: float) -> Self:
         """Return the same subject, in the same process, with a shorter time limit."""
         return replace(self, patience=seconds)
 

@@ -1,12 +1,10 @@
 """Run a unit of work in worker processes, and replace those that die; idle processes are kept for the next unit."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from conformance.workers.answering import answered
 from conformance.workers.interpreters import OURS, Home, Settings
@@ -72,7 +70,7 @@ class Strangers:
         self._unit = unit
         self._held: dict[Home, WorkerProcess] = {}
 
-    def __enter__(self) -> Strangers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

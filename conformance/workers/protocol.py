@@ -5,8 +5,6 @@ reads. A process that imports no framework and nobody's module (`Home.is_ours`) 
 only what `wire` makes goes to and fro. A request is answered by one frame or several, and by END.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import conformance
 import mha_core
@@ -198,7 +196,7 @@ class Hello:
     pid: int
 
     @classmethod
-    def of_this_process(cls) -> Hello:
+    def of_this_process(cls) -> Self:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
@@ -213,7 +211,7 @@ class Hello:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Hello:
+    def from_bytes(cls, data: bytes) -> Self:
         """Return the Hello that these bytes encode. Raises ValueError or TypeError for anything else."""
         return cls(**json.loads(data))
 

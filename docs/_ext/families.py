@@ -6,8 +6,6 @@
 `counts` is the sentence that says how many published models they are.
 """
 
-from __future__ import annotations
-
 from _ext import common
 from _ext.common import escaped
 from mha.recipes.rows import RECIPES, REFUSED

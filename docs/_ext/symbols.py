@@ -7,8 +7,6 @@ The file is that of each backend, `backends/NAME/ops/heads.py`. A backend that h
 are in step over all pages.
 """
 
-from __future__ import annotations
-
 from _ext.common import FRAMEWORKS, tabs
 
 

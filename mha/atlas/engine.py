@@ -1,7 +1,5 @@
 """Engines: which there are, and one call of one, made in its own process."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import platform

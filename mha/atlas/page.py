@@ -1,7 +1,5 @@
 """The page of an atlas: its JSON as text, in short lists that a phone shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

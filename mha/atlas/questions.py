@@ -1,7 +1,5 @@
 """Questions: small problems, the definition's answer to each, and what other answers are called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature

@@ -1,7 +1,5 @@
 """Ask engines, each in a process of its own, and judge what they answer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

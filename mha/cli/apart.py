@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import CouldNotRun, Item, consoles, progress, warn
+from mha.cli.common import CouldNotRun, Item, consoles, progress, show_rows, warn
 from mha.cli.options import Options, option
 
 if TYPE_CHECKING:
@@ -269,16 +269,25 @@ class Apart(Options):
         found.subjects = [*ours, *found.own]
         return found
 
-    def one_backend(self, name: str, settings: Settings) -> tuple[Backend, str]:
-        """Return (backend, a line with the version and the path of the Python that runs it).
-
-        Raises:
-            BackendError: the backend can't be used; the message is one line.
-        """
+    def list_backends(self) -> None:
+        """Print the backends: versions, interpreter, devices and dtypes, or why one can't be used."""
         from conformance.workers.described import describe_backend
+        from mha_core import BackendError
+        from mha_core.backend import names
 
-        described = describe_backend(name, settings)
-        return described, f"python {described.python}: {described.interpreter}"
+        settings = self.settings()
+        rows = []
+        with self.kept():
+            for name in names():
+                try:
+                    backend = describe_backend(name, settings)
+                except BackendError as error:
+                    rows.append((name, f"not usable: {error}", "", "", ""))
+                    continue
+                where = f"python {backend.python}: {backend.interpreter}"
+                versions = ", ".join(f"{package} {version}" for package, version in backend.versions().items())
+                rows += [(name, versions, where, one, ", ".join(backend.dtypes(one))) for one in backend.devices()]
+        show_rows(consoles()[0], ("backend", "versions", "interpreter", "device", "dtypes"), rows)
 
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
         """Return a function: (MODULE:NAME, dtype) -> the user's subject of this name, run in a process of its own."""

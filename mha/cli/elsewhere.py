@@ -1,7 +1,5 @@
 """A command in another interpreter: the same arguments, its output, files and exit status passed through."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

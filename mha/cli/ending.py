@@ -4,8 +4,6 @@
 option, a file that can't be read, a full disk, a closed pipe, an interrupt, a bug of ours.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

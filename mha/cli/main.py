@@ -1,7 +1,5 @@
 """The `mha` command."""
 
-from __future__ import annotations
-
 import os
 import sys
 from itertools import chain

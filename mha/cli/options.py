@@ -10,8 +10,6 @@
 Fields of a base class come after those of the class. Options that several commands have are functions here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from functools import wraps

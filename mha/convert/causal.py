@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from mha.convert.proof import Proof
 from mha_core import AttentionInputs
 from mha_core.layouts import Layout
 
@@ -41,13 +40,8 @@ def causal_call(layout: Layout) -> str:
     return CALLS.get(layout.name, OTHERWISE)
 
 
-def calls_are_causal(proof: Proof) -> bool:
-    """Return whether all recorded calls of a proof are causal: no query may attend to a later key."""
-    return all(_is_causal(call.inputs) for call in proof.calls)
-
-
-def _is_causal(inputs: AttentionInputs) -> bool:
-    """Whether one source of the mask alone keeps every query from all later keys."""
+def is_causal(inputs: AttentionInputs) -> bool:
+    """Return whether one source of the mask alone keeps every query from all later keys."""
     mask, length = inputs.mask, inputs.queries.shape[-2]
     if mask.causal:
         return True

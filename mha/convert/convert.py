@@ -10,8 +10,6 @@
 (2, 'float64', 'the reference in NumPy')
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from mha.convert.proof import recording_of
 from mha.convert.verify import SideResult, verify_sides
 from mha.formats import FORMATS, SUFFIXES, Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.checkpoint import bfloat16
-from mha.formats.find import FoundLayer, caveats, choose, find_layers, readings, settle_layout
+from mha.formats.find import CAVEATS, FoundLayer, choose, find_layers, readings, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
 from mha.formats.stacked import open_layers
 from mha.formats.survey import Survey, survey
@@ -254,7 +252,8 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
     causal = bool(standing.causal)
     sides = (layout, config, weights), (target, now, found)
     source, target_side = verify_sides(job.prefix, *sides, causal=causal)
-    notes = caveats(*([layout] if standing.word == MOVED else []), target)
+    sides_in_doubt = (*([layout] if standing.word == MOVED else []), target)
+    notes = [CAVEATS[one.name] for one in sides_in_doubt if one.name in CAVEATS]
     notes += [side.note for side in (source, target_side) if side.note]
     if filled:
         notes.append(f"zeros for biases that were not found there: {', '.join(filled)}")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mha.convert.causal import calls_are_causal
-from mha.convert.original import OriginalLayer, as_recorded
+from mha.convert.causal import is_causal
+from mha.convert.original import OriginalLayer
 from mha.convert.proof import Proof, prove
 from mha.convert.verify import VerificationFailed
 from mha.formats.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from mha.models.neighbours import refuse_unknown
 from mha.models.standing import KNOWN, MOVED, PROVED, LayerFacts, Standing, refusal
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import storage_dtype
+from mha_core.features import arithmetic_fields
 from mha_core.layouts import Layout, get
 from mha_core.weights import Weights
 
@@ -128,7 +129,8 @@ class Job:
             calls = "1 recorded call" if len(proof.calls) == 1 else f"{len(proof.calls)} recorded calls"
             mask = f" with the mask {proof.mask!r}" if proof.mask else ""
             why = f"{calls} in {proof.layer.dtype} reproduced{mask}, worst error {proof.ratio:.2g} of what is allowed"
-            return Standing(PROVED, why, calls_are_causal(proof) or self.facts.causal), proof
+            causal = all(is_causal(call.inputs) for call in proof.calls)
+            return Standing(PROVED, why, causal or self.facts.causal), proof
         word, why = (KNOWN, self.facts.known) if self.facts.known else (MOVED, self.facts.unknown)
         return Standing(word, why, self.facts.causal), None
 
@@ -142,7 +144,9 @@ class Job:
             return config
         if self.facts.known:
             return replace(config, scale=self.facts.scale)
-        return config if self.recorded is None else as_recorded(config, self.recorded)
+        if self.recorded is None or self.recorded.config is None:
+            return config
+        return replace(config, **{name: getattr(self.recorded.config, name) for name in arithmetic_fields()})
 
 
 def by_recording(jobs: Sequence[Job]) -> Job:

@@ -17,7 +17,6 @@ from mha.recordings.recording import Recording, is_recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import listed
-from mha_core.features import arithmetic_fields
 from mha_core.weights import Weights
 
 MOST_NAMED = 6
@@ -132,13 +131,6 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
             f"them (recorded: {_listed([layer.name for layer in recorded])}; in the file: {_listed(prefixes)})"
         )
     return found
-
-
-def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
-    """Return `config`, with the settings that no array shows (such as the scale) from `layer.config`, if recorded."""
-    if layer.config is None:
-        return config
-    return replace(config, **{name: getattr(layer.config, name) for name in arithmetic_fields()})
 
 
 def _of_arrays(path: Path) -> list[OriginalLayer]:

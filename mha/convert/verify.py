@@ -20,13 +20,12 @@ from conformance.cases.problem import Problem
 from conformance.deviations import known as deviations
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
-from conformance.subjects.backend import BackendSubject
+from conformance.subjects.backend import BackendSubject, ReferenceSubject
 from conformance.subjects.quiet import quiet_stderr
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, BackendError, SpecError, Trace
-from mha_core.backend import Run, load
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, BackendError, SpecError
+from mha_core.backend import load
 from mha_core.files.declared import declared
 from mha_core.layouts import Layout
-from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
 ENTRY_POINT_GROUP = "mha.subjects"
@@ -59,17 +58,10 @@ class SideResult:
     note: str = ""
 
 
-class _Numpy:
-    """The reference as a subject, where no framework can run a side: it only shows that config and weights fit."""
+class _Numpy(ReferenceSubject):
+    """Where no framework can run a side: it only shows that config and weights fit."""
 
     name = "the reference in NumPy"
-    dtype = "float64"
-
-    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        def run(inputs: AttentionInputs) -> Trace:
-            return reference.run(config, weights, inputs)
-
-        return run
 
 
 def verify_sides(

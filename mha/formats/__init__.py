@@ -1,7 +1,5 @@
 """Files of weights: read their arrays one by one, and write them. The suffix decides the format, see `FORMATS`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass

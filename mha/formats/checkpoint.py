@@ -1,7 +1,5 @@
 """Checkpoint: the contents of a file of weights of any format; and the errors for a file that is not whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -54,7 +54,12 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
                 layouts.setdefault(prefix, []).append(layout)
     order = {name: index for index, name in enumerate(checkpoint.entries)}
     found = [_found(checkpoint, prefix, fitting) for prefix, fitting in layouts.items()]
-    there = {layer.prefix: layer for layer in sorted(found, key=lambda layer: order[_first_name(checkpoint, layer)])}
+
+    def place(layer: FoundLayer) -> int:
+        layout = get(layer.layouts[0])
+        return order[layout.names_of(layer.prefix, checkpoint.entries)[layout.required[0]]]
+
+    there = {layer.prefix: layer for layer in sorted(found, key=place)}
     return [there[prefix] for prefix in in_order(there)]
 
 
@@ -129,19 +134,9 @@ def readings(layer: FoundLayer) -> list[list[Layout]]:
     """Return the layouts that fit a layer's names, in groups. All layouts of a group read the same weights."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
-        groups.setdefault(_reading(layout), []).append(layout)
+        told = (getattr(layout, name, None) for name in ("transposed", "interleaved", "order"))
+        groups.setdefault((type(layout), layout.required, *told), []).append(layout)
     return list(groups.values())
-
-
-def caveats(*layouts: Layout) -> list[str]:
-    """Return the warnings that a report shows when a layer is read or written in one of these layouts."""
-    return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
-
-
-def _reading(layout: Layout) -> tuple[object, ...]:
-    """A key that is equal for layouts which read a file in the same way."""
-    told = (getattr(layout, name, None) for name in ("transposed", "interleaved", "order"))
-    return (type(layout), layout.required, *told)
 
 
 def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
@@ -166,11 +161,6 @@ def _found(checkpoint: Checkpoint, prefix: str, layouts: Sequence[Layout]) -> Fo
         heads,
         groups,
     )
-
-
-def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
-    layout = get(layer.layouts[0])
-    return layout.names_of(layer.prefix, checkpoint.entries)[layout.required[0]]
 
 
 def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:

@@ -1,7 +1,5 @@
 """Find the file of weights in a folder, by one rule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

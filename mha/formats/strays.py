@@ -10,7 +10,6 @@ from operator import ne
 
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
-from mha_core import SpecError
 from mha_core.errors import shown
 from mha_core.layouts import get
 
@@ -99,20 +98,6 @@ def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[St
                 if name not in names:
                     found.append(Stray(prefix, own[other][name], start + name, other))
     return found
-
-
-def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[str], *, one: bool) -> None:
-    """Raise SpecError if one of the layers at `prefixes` may have lost an array.
-
-    Args:
-        path: the file.
-        strays: a Stray for each array that a layer in the file seems to lack.
-        prefixes: the prefixes of the chosen layers.
-        one: whether a single layer was chosen by its prefix. It then may lack arrays that similar layers have.
-    """
-    for stray in strays:
-        if stray.prefix in prefixes and not (one and stray.neighbour is not None):
-            raise SpecError(f"{path}: {stray.words()}: misspelt, or damaged? Without it, the layer is another one")
 
 
 def is_near(one: str, other: str) -> bool:

@@ -16,7 +16,7 @@ from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
 from mha.formats.folder import passed_over
 from mha.formats.order import in_order
 from mha.formats.stacked import open_layers
-from mha.formats.strays import Stray, find_strays, find_uneven, refuse_strays
+from mha.formats.strays import Stray, find_strays, find_uneven
 from mha_core import SpecError
 from mha_core.errors import listed
 from mha_core.layouts import LAYOUTS, get
@@ -105,7 +105,10 @@ class Survey:
             layout: choose only layers that may have this layout. Default: all layers.
         """
         asked = [one.prefix for one in self.layers if prefix in (None, one.prefix)]
-        refuse_strays(self.path, self.strays, asked, one=prefix is not None)
+        for stray in self.strays:
+            if stray.prefix in asked and (prefix is None or stray.neighbour is None):
+                what = f"{self.path}: {stray.words()}"
+                raise SpecError(f"{what}: misspelt, or damaged? Without it, the layer is another one")
         lacking = [one for one in self.lacking(layout) if prefix in (None, one.prefix)]
         if not lacking or prefix in {layer.prefix for layer in self.layers}:
             return

@@ -5,12 +5,11 @@ output); the other axes, run together, are its rows. A `Slice` says which of the
 and `Slice.rows` gives them in canonical order, head by head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,7 +169,7 @@ class Candidates:
     _biases: dict[tuple, list[Slice]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray], widths: set[int]) -> Candidates:
+    def of(cls, arrays: Mapping[str, NDArray], widths: set[int]) -> Self:
         """Return the candidates among the arrays of a file.
 
         Args:

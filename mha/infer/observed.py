@@ -1,14 +1,12 @@
 """One recorded call of a layer, and the arrays of a file whose names are not used."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +75,7 @@ class Observed:
         return [(int(b), int(i), int(fewest[b, i])) for b, i in np.argwhere((fewest > 0) & finite)]
 
     @classmethod
-    def of(cls, recorded: Mapping[str, Any]) -> Observed:
+    def of(cls, recorded: Mapping[str, Any]) -> Self:
         """Return the Observed from a dict: name in NAMES -> array. `keys` default to `queries`, `values` to `keys`.
 
         "dtype" (a string) is the dtype that the layer computed in. Default: the dtype of "output". Arrays may have a
@@ -119,7 +117,7 @@ class Observed:
         return cls(queries, keys, values, output, masks, dtype)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Observed:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Return the recorded call in an .npz or safetensors file, whose arrays have names from NAMES ("queries", ...).
 
         Raises:

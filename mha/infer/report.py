@@ -1,7 +1,5 @@
 """An Inference in words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -3,9 +3,8 @@
 It is small enough to rank many hypotheses by.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +45,7 @@ class Sample:
     _projected: dict[tuple[Source, str], NDArray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, observed: Observed, rows: list[tuple[int, int]]) -> Sample:
+    def of(cls, observed: Observed, rows: list[tuple[int, int]]) -> Self:
         """Return the sample of `rows`, each (batch item, query)."""
         items = sorted({b for b, _ in rows})
         padding = padding_keys(next(iter(observed.masks.values())), observed.sizes)

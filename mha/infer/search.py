@@ -129,8 +129,12 @@ class Search:
 
     def readings(self, tier: int) -> list[Reading]:
         """Return the Readings (ways to use the arrays) of a tier (0: usual; higher: rarer), usual head widths first."""
-        found = readings(self.families, self.observed, self.num_heads, tier)
-        return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
+
+        def unusual(reading: Reading) -> tuple[int, int]:
+            width = reading.family.q[0].count // reading.heads
+            return (0 if width in (64, 32, 128) else 1 if width % 16 == 0 else 2, abs(width - 64))
+
+        return sorted(readings(self.families, self.observed, self.num_heads, tier), key=unusual)
 
     def cost(self, tier: int) -> float:
         """Return roughly how many multiplications the search of a tier of hypotheses costs, overhead included."""
@@ -247,11 +251,6 @@ class Search:
         weights = self.sample.attend(scores, mask)
         combined = np.matmul(self.combine.astype(np.float32), weights)  # (places, H, differences, L)
         return combined.transpose(0, 2, 1, 3).reshape(len(scores) * len(self.combine), -1)
-
-
-def _unusual_width(width: int) -> tuple[int, int]:
-    """Sort key of a head width: 64, 32 and 128 first, then multiples of 16, each by its distance from 64."""
-    return (0 if width in (64, 32, 128) else 1 if width % 16 == 0 else 2, abs(width - 64))
 
 
 def _readable(slices: tuple[Slice, ...], heads: int, order: str) -> list[Slice]:

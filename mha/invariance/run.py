@@ -1,7 +1,5 @@
 """`mha.invariants`: ask a layer or a model for the same number two ways."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

@@ -7,8 +7,6 @@ explain it, `differences` for how its numbers lie to the right ones; `hints` say
 what is done and what comes next. `check_here` judges a function in a notebook.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

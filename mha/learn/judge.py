@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.table import all_cases
+from conformance.workers.execute import end_idle
 from conformance.workers.protocol import WorkerDied
 from mha.learn.bench import Bench, Place, bench, distance
 from mha.learn.exercise import (
@@ -27,7 +28,7 @@ from mha.learn.handout.folder import is_untouched
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import Layered, judged
-from mha.learn.running.workshop import MORE_TIME, ask, end_process, why_not
+from mha.learn.running.workshop import MORE_TIME, ask, home, why_not
 from mha.learn.words import at, described, sizes_in, sizes_of, widths_of
 
 TIME_LIMIT = 10.0
@@ -101,7 +102,7 @@ def judge_all(exercises: Iterable[Exercise], folder: Path, *, time_limit: float 
     for exercise in exercises:
         verdict = judge(exercise, folder, time_limit=time_limit)
         if verdict.status in ("wrong", "no answer") and exercise.dialect == NUMPY and spoilt:
-            end_process(NUMPY)
+            end_idle(home(NUMPY))  # the next call gets a new process
             verdict = judge(exercise, folder, time_limit=time_limit)
         spoilt = spoilt or exercise.dialect == NUMPY
         yield verdict

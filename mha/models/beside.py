@@ -5,8 +5,6 @@ code, the settings of another program, more arrays. So a file is passed over her
 say nothing of what attention computes; any other stops the folder, until the user says that it may be left.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """ModelConfig: reads the sizes of attention layers from the config.json beside a checkpoint, for any model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,14 +5,12 @@ theirs; a setting that they do not read, or read as something else, is refused b
 layer at a time are put into its module, and its recipe reads it as it reads a live one.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -156,7 +154,7 @@ class DecoderLayers:
     """Why the arithmetic of the layers is known, in words."""
 
     @classmethod
-    def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> DecoderLayers:
+    def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> Self:
         """Return the attention layers that a file holds, found by the names of all its arrays.
 
         `said`: the content of the config.json beside the file.

@@ -4,8 +4,6 @@ A test runs a small model of each family, and reproduces its outputs from its fi
 with terms of their own in the scores, are not here, even if their arrays have the same names.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

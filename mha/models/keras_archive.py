@@ -4,8 +4,6 @@ The archive keeps a layer's arrays under a path that Keras makes of class names 
 the same layers, in the same order, with all their constructor arguments.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

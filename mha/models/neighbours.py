@@ -1,7 +1,5 @@
 """Neighbours: the arrays below a layer's prefix that are no part of its layout. Unknown ones stop a conversion."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 

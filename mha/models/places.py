@@ -5,8 +5,6 @@ config names, and transformers passes over them. So an array is taken if transfo
 it (`mha.models.table`), or if it stands here, with the reason why no attention layer reads it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Literal

@@ -5,8 +5,6 @@ key of its own has the same `model_type`. So a key is taken if transformers' cla
 stands here, with the reason why it changes nothing. Any other is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ have equal names. So the original's arithmetic must be shown by a recorded call 
 config (known); otherwise the numbers are only moved, and nothing is claimed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

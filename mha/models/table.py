@@ -3,8 +3,6 @@
 `python -m tests.mha.models.make_table` writes it from the installed release, so that reading it needs no transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

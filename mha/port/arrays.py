@@ -5,8 +5,6 @@ parameter that the embeddings depend on must be the same bits as exactly one arr
 hold nothing else that could belong to it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ turns pairs (k, k + r / 2). So these rows are put into another order, and nothin
 the float32 numbers that they stand for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache

@@ -1,7 +1,5 @@
 """Loads the models that `mha port` takes, from a package or a local folder, and their tokenizers."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager

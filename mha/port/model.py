@@ -1,7 +1,5 @@
 """A trained model as `mha port` runs it: texts or arrays in, numbers out, and texts that it goes on with."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import shlex

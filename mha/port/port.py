@@ -8,14 +8,12 @@ can move them. A decoder also goes on with the texts, token by token, through ea
 What stands before and behind an attention function is the model's own throughout, and is not judged.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +77,7 @@ class LayerResult:
     messages: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, layer: str, by: str, found: Judgement) -> LayerResult:
+    def of(cls, layer: str, by: str, found: Judgement) -> Self:
         messages = tuple(mismatch.message for mismatch in found.mismatches)
         return cls(layer, by, found.equal, found.worst, found.error, messages)
 

@@ -1,7 +1,5 @@
 """The report of `mha port`: a table of layers, a table of embeddings, every difference, and the verdict."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table

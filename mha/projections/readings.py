@@ -1,7 +1,5 @@
 """What a call of a layer may mean, and how far the reference is from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Projections: where the projections of an attention layer are, as somebody says it or as their names do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The layers of a model that are recorded by their projections: as somebody says, or where names are unambiguous."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping

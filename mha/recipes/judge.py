@@ -1,7 +1,5 @@
 """Compare the outputs of a live module, or of a backend in its place, with the reference, within the bound."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

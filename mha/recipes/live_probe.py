@@ -3,8 +3,6 @@
 See `mha_core.live.probe`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

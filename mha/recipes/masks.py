@@ -5,8 +5,6 @@ implementation that the model runs: "sdpa" reads a bool mask (True = may attend)
 causal where the module says so; "eager" adds whatever it gets, and None masks nothing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

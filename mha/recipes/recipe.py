@@ -1,7 +1,5 @@
 """Recipe: what the attention modules of one family of transformers have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,11 +9,6 @@ from numpy.typing import NDArray
 from mha.recipes.turns import Turn
 from mha_core import AttentionConfig, QueryKeyNorm, layouts
 from mha_core.layouts import Layout
-
-
-def own_scale(core: Any) -> float:
-    """Return the factor of the scores: the module's attribute `scaling`."""
-    return float(core.scaling)
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ class Recipe:
     softcap: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)
     scale: str = ""
-    scale_of: Callable[[Any], float] = own_scale
+    scale_of: Callable[[Any], float] = lambda core: float(core.scaling)
     models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:

@@ -1,7 +1,5 @@
 """The recipe for a module, a model or a config."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Convert tensors of PyTorch to NumPy arrays, and write arrays into the parameters of a module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

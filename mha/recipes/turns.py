@@ -1,7 +1,5 @@
 """How modules of a family turn queries and keys, and where the tables of a call are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -10,8 +10,6 @@ For another kind of layer,
 `read(layer, arguments, output)` and, if you like, `probe(layer)` (see `Adapter`).
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence

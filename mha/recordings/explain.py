@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
-from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.hypotheses import Hypothesis
@@ -25,7 +24,7 @@ from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.projections.said import causal_otherwise, read_otherwise
-from mha.recordings.function_bugs import bugs_of_functions, bugs_of_lowest, bugs_of_seam
+from mha.recordings.function_bugs import LOWEST_BUG, SEAM_BUGS, SWALLOWING, bugs_of_functions, has_sinks
 from mha.recordings.meant import Meant, meant_by
 from mha.recordings.origins import DIAGNOSED, WeightIndex, what_it_is
 from mha.recordings.packing_bugs import packing_bugs
@@ -60,9 +59,11 @@ def explain(
 
 def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that are tried on a recording: where a key stands for sinks, no other that is of a key at the end."""
-    own = bugs_of_seam(recording)
+    own = SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
+    biases = (call.inputs.mask.bias for call in recording.calls)
+    lowest = [LOWEST_BUG] if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else []
     zoo = [bug for bug in all_bugs() if not own or not bug.id.startswith("block-")]
-    return (*own, *bugs_of_lowest(recording), *zoo, *bugs_of_functions(recording), *packing_bugs())
+    return (*own, *lowest, *zoo, *bugs_of_functions(recording), *packing_bugs())
 
 
 Otherwise = Callable[[str], str]
@@ -86,7 +87,8 @@ def _searched(
         problems = [problem for name, problem in zip(of.names, of.problems, strict=True) if name in ids]
         search = partial(find_bugs, RecordedSubject(of, dtype), cases, progress=progress)
         found = search(bugs=bugs)
-        if found.failing and _fewest(found) > 1 and any(map(_has_padding, problems)):
+        pads = (padding_keys(one.inputs.mask, one.inputs.check(one.config)).any() for one in problems)
+        if found.failing and _fewest(found) > 1 and any(pads):
             second = search(bugs=[_with_padding(bug) for bug in bugs])
             found = second if _fewest(second) < _fewest(found) else found
         if found.failing and not (found.explanations or found.partly or found.first_step):
@@ -139,10 +141,6 @@ def _read(wanted: Expected, dtype: str) -> Located | None:
 def _fewest(found: Diagnosis) -> float:
     """The least number of bugs that explain the calls; infinity if none do."""
     return min((len(one.bugs) for one in found.explanations), default=np.inf)
-
-
-def _has_padding(problem: Problem) -> bool:
-    return bool(padding_keys(problem.inputs.mask, problem.inputs.check(problem.config)).any())
 
 
 @cache

@@ -345,14 +345,3 @@ LOWEST_BUG = Bug(
     forward={"weights": _lowest_is_nan},
 )
 """A bug of rows in which a mask excludes every key by a number."""
-
-
-def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
-    """Return all known bugs of attention functions that concern sinks; () if no call of the recording has sinks."""
-    return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
-
-
-def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """Return the known bugs that show only with a mask bias as low as `finfo.min`; () if no call has such a bias."""
-    biases = [call.inputs.mask.bias for call in recording.calls]
-    return (LOWEST_BUG,) if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

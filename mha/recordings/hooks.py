@@ -3,8 +3,6 @@
 Each framework has its hooks and its adapters in a module of its own, found by the entry points of group "mha.capture".
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """`mha.diagnose`: ask live attention layers, measure what they do, and name the bug."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase

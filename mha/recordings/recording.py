@@ -4,16 +4,14 @@
 file, equal arrays are stored once, such as the weights of a layer that was called often.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +163,7 @@ class Recording:
             for name, call, problem in zip(self.names, self.calls, self.problems, strict=True)
         )
 
-    def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
+    def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Self:
         """Return a copy of this recording with other weights in its layers, such as those of the original model.
 
         So the outputs of a port can be judged by the original's weights. The new weights are rounded to the dtype of
@@ -221,7 +219,7 @@ class Recording:
         return json.dumps(description, allow_nan=False)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], key: str = METADATA_KEY) -> Recording:
+    def load(cls, path: str | os.PathLike[str], key: str = METADATA_KEY) -> Self:
         """Return the recording in a file that `save` wrote. `key` is the metadata key of its description.
 
         Raises:
@@ -325,11 +323,7 @@ def _describe_end(pool: ArrayPool, prefix: str, end: RecordedEnd) -> dict[str, A
 def _given(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass whose values are not the defaults, by name: only these are written to the file."""
     values = ((own, getattr(instance, own.name)) for own in fields(instance))
-    return {own.name: value for own, value in values if not _is_default(own, value)}
-
-
-def _is_default(own: Field[Any], value: Any) -> bool:
-    return own.default is not MISSING and not hasattr(value, "dtype") and value == own.default
+    return {own.name: value for own, value in values if hasattr(value, "dtype") or value != own.default}
 
 
 # Reads the description in a recording's file; every field is checked, because anybody may have written the file.

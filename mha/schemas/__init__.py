@@ -1,7 +1,5 @@
 """JSON schemas (draft 2020-12) of what commands write with --json: one file a command, strict."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention of this project at the seam of other people's models: a backend, the reference, or a bug of the zoo."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 A model calls what it returns with `(module, query, key, value, attention_mask, scaling=, dropout=, ...)`.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

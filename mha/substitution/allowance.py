@@ -6,8 +6,6 @@ The rounding is measured on the module's own inputs: the original's module in th
 in another order; and in float64 with each input moved by half a unit in the last place of that dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

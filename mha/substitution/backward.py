@@ -4,8 +4,6 @@ What came back to what the port's module gave goes back through the original's i
 behind the module are in both and cancel.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

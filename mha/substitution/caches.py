@@ -4,8 +4,6 @@ A wrong key stays in the cache: every later call of a right layer gives other nu
 is judged with what it found in its cache, and by what it leaves there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The calls of either model: which modules make which, what pairing needs of them, and the judgement on one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 That needs no weights, so it can be asked of modules of Flax linen, and of classes that nothing knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

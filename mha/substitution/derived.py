@@ -6,8 +6,6 @@ the port's dtype or a wider one, sums and exponentials included (conformance/bou
 same on these inputs, the wider bound holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce

@@ -1,7 +1,5 @@
 """What a wrong module hands to its attention, beside what its original hands over where it is given the same."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Masks that two models write differently, as allowed keys or as numbers to be added; and the padding in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

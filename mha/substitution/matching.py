@@ -1,7 +1,5 @@
 """Which array of a port's call is which of the original's, and in which order of axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """The order in which a port's parameters have the original's numbers, by hashes of known orders."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations

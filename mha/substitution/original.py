@@ -1,7 +1,5 @@
 """Original: a live model, run once to see its modules called, and then module by module in any dtype."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 And what stands in the place of another array; and the padding in a part of the original's for which the port has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
 from itertools import combinations

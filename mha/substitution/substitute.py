@@ -1,7 +1,5 @@
 """One module of a port judged: its original's module runs on what it was given, and what both give is compared."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any

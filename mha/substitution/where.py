@@ -1,7 +1,5 @@
 """`mha.where`: which modules of a port are wrong, each judged by its original's on what the port's was given."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

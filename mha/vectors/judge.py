@@ -1,7 +1,5 @@
 """Judge answers: a folder of files, each the output to one vector, against what the vectors' own files allow."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What was found of a folder of answers, on one screen: the answer first, then why, then what was not answered."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which vectors there are: each case as a whole layer and as heads, in four dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -4,8 +4,6 @@ The package safetensors writes metadata in any order, and needs `ml_dtypes` for 
 bytes, and bfloat16 numbers are in float32 arrays, as everywhere in this project.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write vectors: one safetensors file for each, `manifest.json` with its schema, and a digest of all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

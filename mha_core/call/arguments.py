@@ -95,17 +95,6 @@ def with_fields(one: T, **changes: Any) -> T:
     return found
 
 
-def settled_window(window: Any) -> Any:
-    """Return a list or tuple as a tuple, with NumPy integers converted to Python's; return anything else unchanged.
-
-    >>> settled_window([np.int64(2), None])
-    (2, None)
-    """
-    if not isinstance(window, (list, tuple)):
-        return window
-    return tuple(int(reach) if isinstance(reach, np.integer) else reach for reach in window)
-
-
 def is_numbers(given: Any) -> bool:
     """Return whether `given` is a number or a list, which have no dtype of their own."""
     return isinstance(given, (bool, int, float, list, tuple)) and not isinstance(given, np.generic)

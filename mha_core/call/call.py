@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mha_core.call.arguments import Dim, settled
-from mha_core.call.masks import AttentionMask, keep_for_one_head
+from mha_core.call.masks import AttentionMask
 from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.heads import HeadShapes
@@ -74,8 +74,8 @@ class Call(Generic[Array]):
 
         `insert_axis` makes an array (B, Lq, Lk) into (B, 1, Lq, Lk). Queries, keys and values do not change.
         """
-        mask = self.mask.for_one_head(insert_axis)
-        return replace(self, mask=mask, dropout_keep=keep_for_one_head(self.dropout_keep, insert_axis))
+        mask, keep = self.mask.for_one_head(insert_axis), self.dropout_keep
+        return replace(self, mask=mask, dropout_keep=insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep)
 
 
 class LayerSpec(NamedTuple):

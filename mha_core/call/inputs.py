@@ -13,7 +13,7 @@ from mha_core.call.arguments import CallSizes, is_numbers, settled, with_fields
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
-from mha_core.call.rotary import TABLES, RotaryInputs, as_tables, tables_of_call
+from mha_core.call.rotary import TABLES, RotaryInputs, tables_of_call
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError
@@ -134,7 +134,9 @@ class AttentionInputs:
         """Return rotary tables for new keys and queries at `rows` (None: all), or None if `config` has no rotary."""
         if config.rotary is None:
             return None
-        return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
+        made = tables_of_call(config.rotary, self.rotary, self.mask.query_offset, self.check(config))
+        cos, sin = (table if rows is None else table[:, rows] for table in made.queries)
+        return RotaryInputs(None, None, cos, sin, *made.keys)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run. SpecError if the inputs do not fit `config`, or `dtype` (None: any dtype)."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import CallSizes, is_numbers, numbers_as, settled, settled_window
+from mha_core.call.arguments import CallSizes, is_numbers, numbers_as, settled
 from mha_core.dtypes import DTYPES
 
 ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
@@ -71,7 +71,9 @@ class AttentionMask:
             self._settle("bias", settled("bias", self.bias))
         if isinstance(self.causal, np.bool_):
             self._settle("causal", bool(self.causal))
-        object.__setattr__(self, "window", settled_window(self.window))  # compilers do not compare tuples of symbols
+        if isinstance(self.window, (list, tuple)):  # set in any case: compilers do not compare tuples of symbols
+            window = tuple(int(reach) if isinstance(reach, np.integer) else reach for reach in self.window)
+            object.__setattr__(self, "window", window)
 
     def _settle(self, name: str, value: Any) -> None:
         if value is not getattr(self, name):
@@ -134,11 +136,6 @@ class AttentionMask:
     def has_positions(self) -> bool:
         """Return whether the mask depends on the positions of queries and keys."""
         return self.causal or self.window is not None
-
-
-def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """Return the dropout mask `keep`, (B, Lq, Lk), with a head axis, (B, 1, Lq, Lk), made by `insert_axis`."""
-    return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
 def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:

@@ -1,7 +1,5 @@
 """Sinusoidal positional encoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -215,19 +215,6 @@ def _may_be(size: Any, wanted: Any) -> bool:
     return size is None or wanted is None or bool(size == wanted)
 
 
-def as_tables(
-    settings: Rotary,
-    given: RotaryInputs | None,
-    query_offset: Any,
-    sizes: CallSizes,
-    rows: tuple[int, ...] | None = None,
-) -> RotaryInputs:
-    """Return RotaryInputs with tables for the new keys and for the queries at indices `rows` (None: all)."""
-    made = tables_of_call(settings, given, query_offset, sizes)
-    cos, sin = (table if rows is None else table[:, rows] for table in made.queries)
-    return RotaryInputs(None, None, cos, sin, *made.keys)
-
-
 @lru_cache(maxsize=16)
 def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
     """Return the rotary tables of a call whose query i stands at `query_offset` + i. The last results are cached."""

@@ -10,8 +10,6 @@ A backend's further parts are declared as it is declared itself, each in a group
 An attribute of the backend's class would not do: to read it, its module, and so the framework, has to be imported.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import lru_cache

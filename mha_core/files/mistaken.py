@@ -1,7 +1,5 @@
 """Files and names in the place of something else, such as code or weights for a recording, and what takes them."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

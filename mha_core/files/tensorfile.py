@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.errors import SpecError, one_line, shown
@@ -205,8 +204,3 @@ def _archive(path: Path) -> str:
     suffix, writer = next(found, ("", ""))
     right = "" if path.suffix == suffix else f": rename it {shown(path.stem)}{suffix}"
     return f"zip archive of {writer}{right}" if suffix else ""
-
-
-def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the arrays made contiguous, since safetensors would write the whole buffer of a view."""
-    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

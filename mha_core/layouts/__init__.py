@@ -1,7 +1,5 @@
 """Layouts: convert the names, shapes and packing of other layers' weights to canonical weights and back, in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from mha_core.errors import BackendError, SpecError, listed, meant, one_line

@@ -1,7 +1,5 @@
 """Layouts of decoders and encoders that keep queries, keys and values in one linear module, heads perhaps grouped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ They have equal names, but different shapes: PyTorch's Conv1D keeps (in, out), T
 biases of shape (1, out), and Flax's a kernel (out, in), which it transposes in every call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layouts with kernels (in, H, d), as Keras, linen and nnx have them, or (H, in, d): heads in an axis of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -3,8 +3,6 @@
 A layout describes another project's layer, in NumPy alone: it moves numbers and never changes one.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Set
 

@@ -1,7 +1,5 @@
 """Layouts with one matrix per projection, (out, in) or (in, out), that differ in names alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

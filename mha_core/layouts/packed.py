@@ -1,7 +1,5 @@
 """Layouts that pack several projections into one matrix, each with its own order of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -7,8 +7,6 @@ at most half as large on average, so they would have to be more than ten deviati
 scores are so far off that an exponential is not linear any more, everything between the values is allowed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

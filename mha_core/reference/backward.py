@@ -5,8 +5,6 @@ A variant with another forward step keeps these backward steps, which are evalua
 between two stages that a gradient needs, the similarity and the merged heads, are computed from those stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 

@@ -17,8 +17,6 @@
 The steps of rotary positions and of the norm, in a layer that lacks these, give what they were given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ runner stores it under the step's name. `FORWARD` and `BACKWARD` are the two pip
 one step makes a variant of the definition: `run(..., forward={**FORWARD, "scores": mine})`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import flax
 import flax.linen as nn
@@ -181,10 +182,7 @@ def _watch_nnx(
 
     with ExitStack() as hooks:
         for cls in {type(module) for _, module in modules.values() if id(module) in chosen}:
-            original = cls.__call__
-            own = "__call__" in vars(cls)
-            setattr(cls, "__call__", replacement(original))  # noqa: B010  # a type checker takes it for a mistake
-            hooks.callback(setattr, cls, "__call__", original) if own else hooks.callback(delattr, cls, "__call__")
+            hooks.enter_context(patch.object(cls, "__call__", replacement(cls.__call__)))
         yield
 
 

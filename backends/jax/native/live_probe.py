@@ -3,8 +3,6 @@
 Each probe is one program, which is compiled once for all layers with an equal program.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

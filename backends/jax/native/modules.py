@@ -72,10 +72,8 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
     """Return a context that yields the module as a function, with its variables cast to `dtype`."""
     with scope(dtype, device_of("cpu")):
         if isinstance(held, HeldLinen):
-            module, variables = (
-                _with_dtype(held.module, dtype),
-                jax.tree.map(lambda one: _cast(one, dtype), held.variables),
-            )
+            module = held.module.clone(dtype=jnp.dtype(dtype)) if _has_dtype(held.module) else held.module
+            variables = jax.tree.map(lambda one: _cast(one, dtype), held.variables)
             with eagerly():
                 yield partial(module.apply, variables)
             return
@@ -101,10 +99,6 @@ def to_native(array: NDArray, dtype: str | None) -> jax.Array:
 def _has_dtype(node: Any) -> bool:
     own = getattr(node, "dtype", None)
     return own is not None and np.dtype(own).kind in "fV"
-
-
-def _with_dtype(module: nn.Module, dtype: str) -> nn.Module:
-    return module.clone(dtype=jnp.dtype(dtype)) if _has_dtype(module) else module
 
 
 def _cast(leaf: Any, dtype: str) -> Any:
@@ -191,7 +185,8 @@ def pulled(
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
     """Run one module forward and backward, as `Pulled` says."""
-    within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
+    own: Any = partial(held.module.apply, held.variables) if isinstance(held, HeldLinen) else held
+    within: Any = nullcontext(own) if dtype is None else computing(held, dtype)
     with within as run:
         if isinstance(held, HeldLinen):
             (variables,) = run.args
@@ -216,10 +211,6 @@ def pulled(
             {place: to_numpy(one) for place, one in leaves.items()},
             {"/".join(map(str, path)): to_numpy(one) for path, one in flatten_dict(dict(tree)).items()},
         )
-
-
-def _as_function(held: Any) -> Callable[..., Any]:
-    return partial(held.module.apply, held.variables) if isinstance(held, HeldLinen) else held
 
 
 # What a module is made of

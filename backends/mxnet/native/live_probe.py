@@ -1,7 +1,5 @@
 """Live Gluon blocks run on probes (see `mha_core.live.probe`), and left as they were."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Live layers of Keras run on probes (see `mha_core.live.probe`), and left as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Live modules of PyTorch run on probes (see `mha_core.live.probe`), and left as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What all figures share: SVG whose text is text, in the colour of the page, each with its numbers in a table."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence

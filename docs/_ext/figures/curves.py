@@ -1,7 +1,5 @@
 """Figures of the first lessons: where weights come from."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from _ext.figures.base import FIRST, INK, SECOND, THIRD, Arrays, figure, to_html

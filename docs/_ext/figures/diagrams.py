@@ -1,7 +1,5 @@
 """Figures of what is computed from what: boxes with the shapes that the arrays have."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of weights as matrices: rows are queries, columns are keys."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from _ext.figures.base import FIRST, SECOND, Arrays, figure, shaded, to_html

@@ -1,7 +1,5 @@
 """Lesson -> its figure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import matplotlib as mpl

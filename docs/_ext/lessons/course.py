@@ -3,8 +3,6 @@
 `course` is the table of the lessons, for the page that begins.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

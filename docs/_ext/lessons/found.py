@@ -1,7 +1,5 @@
 """What the judge says of the seeds' mistakes that lessons show, from a run of this build."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

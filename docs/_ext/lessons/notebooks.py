@@ -1,7 +1,5 @@
 """A lesson as a notebook of one framework: its text, its code with what it printed, its figure, and its exercises."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Mapping

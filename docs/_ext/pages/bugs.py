@@ -6,8 +6,6 @@
 Bugs of parts stand beside the settings of the parts alone (docs/definition.md).
 """
 
-from __future__ import annotations
-
 from _ext.common import escaped, linked
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs, beginnings_of_parts, bugs_of_parts

@@ -1,7 +1,5 @@
 """The directive `commands`: the command line as `mha --help` describes it, made from the commands themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import click

@@ -4,8 +4,6 @@
 ```
 """
 
-from __future__ import annotations
-
 from mha.learn.exercise import Exercise, StepExercise
 from mha.learn.exercises import TRACKS, all_exercises, chosen, exercise
 from mha.learn.names import mistakes

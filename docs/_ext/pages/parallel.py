@@ -7,8 +7,6 @@ Two columns are shown, "from" and "to", or all five; what differs from "from" is
 buttons and a style sheet; nothing here needs a script.
 """
 
-from __future__ import annotations
-
 from html import escape
 
 from _ext.common import DIALECTS

@@ -10,8 +10,6 @@
 seconds and needs none.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -6,8 +6,6 @@
 `worst` instead of a framework lists ten.
 """
 
-from __future__ import annotations
-
 import re
 
 from _ext.common import escaped, short

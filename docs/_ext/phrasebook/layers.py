@@ -3,8 +3,6 @@
 Code and words are those of `mha.phrases`; its measured.json has what came out when the code ran.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html import escape

@@ -1,7 +1,5 @@
 """Python as HTML, with marks where it differs from other dialects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 from html import escape

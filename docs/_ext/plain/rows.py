@@ -1,7 +1,5 @@
 """The statements of the plain edition, one row for what each assigns; five files with other rows stop the build."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from dataclasses import dataclass

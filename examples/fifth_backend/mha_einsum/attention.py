@@ -1,7 +1,5 @@
 """Attention in einsum, forwards and backwards. B, Lq, Lk, H, G, d, dv are the sizes of the definition."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

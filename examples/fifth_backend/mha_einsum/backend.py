@@ -1,7 +1,5 @@
 """The contract: NumPy in, einsum, NumPy out."""
 
-from __future__ import annotations
-
 import numpy as np
 from mha_parity.core import AttentionConfig, AttentionInputs, Trace
 from mha_parity.core.backend import Backend, Run

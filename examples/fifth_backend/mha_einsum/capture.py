@@ -1,7 +1,5 @@
 """Hooks for `mha.capture`: how calls of an EinsumAttention are heard and read; see `Hooks` in `recordings.hooks`."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

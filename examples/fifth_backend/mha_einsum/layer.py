@@ -1,7 +1,5 @@
 """EinsumAttention: a layer as this framework's users have it, with arrays of its own names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How EinsumAttention names its arrays: four matrices (out, in) and their offsets. This imports no framework."""
 
-from __future__ import annotations
-
 from mha_parity.core.layouts.matrices import MatrixLayout
 
 EINSUM = MatrixLayout(

@@ -1,7 +1,5 @@
 """The parts of attention between the projections and the scores; the arithmetic is mha_parity.core's NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 from mha_parity.core import AttentionConfig, AttentionInputs
 from mha_parity.core.call.arguments import CallSizes

@@ -1,7 +1,5 @@
 """EinsumAttention as a subject, which is how `mha convert` runs a layer of the layout "einsum"."""
 
-from __future__ import annotations
-
 from mha_parity.core import AttentionConfig, AttentionInputs, Trace
 from mha_parity.core.backend import Run
 from mha_parity.core.subject import WIDTHS, Capabilities, NativeSubject

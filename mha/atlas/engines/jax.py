@@ -1,7 +1,5 @@
 """JAX: its own function, and the layers of Equinox and Haiku with identities for projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Keras' function, on whichever backend the environment says, and converted to LiteRT."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

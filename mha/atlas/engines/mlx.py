@@ -1,7 +1,5 @@
 """MLX on the CPU."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 

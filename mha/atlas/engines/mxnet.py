@@ -1,7 +1,5 @@
 """MXNet's interleaved operators, with its softmax of given lengths between them."""
 
-from __future__ import annotations
-
 from backends.mxnet.native.cells import legacy
 from backends.mxnet.ops.framework import mx
 from conformance.subjects.ask import CannotExpress

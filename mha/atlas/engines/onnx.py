@@ -1,7 +1,5 @@
 """onnxruntime: models of one node, ONNX's Attention and onnxruntime's own operators."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """OpenVINO's operator, in float32."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PaddlePaddle's function."""
 
-from __future__ import annotations
-
 import paddle
 from paddle.nn.functional import scaled_dot_product_attention
 

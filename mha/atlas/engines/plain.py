@@ -1,7 +1,5 @@
 """Engines that take and give NumPy arrays."""
 
-from __future__ import annotations
-
 DTYPES = ("float64", "float32", "float16")
 
 

@@ -1,7 +1,5 @@
 """TensorFlow: what runs its functions."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")

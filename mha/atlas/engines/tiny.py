@@ -1,7 +1,5 @@
 """tinygrad on the CPU."""
 
-from __future__ import annotations
-
 from tinygrad import Tensor, dtypes
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")

@@ -1,7 +1,5 @@
 """PyTorch: scaled_dot_product_attention by kernel and exported, and flex_attention."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -1,7 +1,5 @@
 """`mha learn`: exercises that name the mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`mha audit`: which bugs a comparison would let pass on recorded calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mha.cli import options

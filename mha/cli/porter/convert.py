@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,11 @@ from mha.cli.options import Options, option
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mha.formats.find import FoundLayer
+
+LIST_SCHEMA = 1
+"""Of what --list writes with --json."""
 
 
 def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
@@ -118,8 +124,9 @@ class ConvertOptions(Options):
             raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
         if self.json_path is not None and self.out is None:
             raise CouldNotRun("--json says what was written: with --infer it needs --out FILE")
-        refuse_existing(self.out, self.force)
-        if self.out is not None:
+        if self.out is not None:  # looked at before a long search
+            if self.out.is_file() and not self.force:
+                raise CouldNotRun(f"--out must name a new file unless --force is given. {self.out} is there already.")
             from mha.convert.convert import check_choices
 
             check_choices(self.to_layout or "canonical", self.out, dtype=self.dtype)
@@ -225,8 +232,7 @@ def _convert(console: Console, errors: Console, asked: ConvertOptions) -> None:
 
 
 def _list(console: Console, asked: ConvertOptions) -> None:
-    """Say which layers there are."""
-    from mha.cli.porter import listing
+    """Print a row for each attention layer in SOURCE. Prefixes of parameter names are whole, and can be copied."""
     from mha.formats import open_checkpoint
     from mha.formats.find import none_found
     from mha.formats.survey import survey_file
@@ -236,14 +242,36 @@ def _list(console: Console, asked: ConvertOptions) -> None:
         also = f"; {seen.line()}" if seen.unseen else ""
         with open_checkpoint(asked.source) as checkpoint:
             raise CouldNotRun(none_found(str(asked.source), checkpoint.entries) + also)
-    if not asked.write({"schema": listing.SCHEMA_VERSION, **seen.to_dict()}):
-        listing.show(console, seen)
+    if asked.write({"schema": LIST_SCHEMA, **seen.to_dict()}):
+        return
+    numbers = seen.numbers()
+    rows = {
+        layer.prefix: (" or ".join(layer.layouts), _heads(layer), ", ".join(layer.dtypes), *_arrays(layer))
+        for layer in seen.layers
+    }
+    rows |= {layer.prefix: ("incomplete", "", "", layer.lacks(), "") for layer in seen.incomplete}
+    found = ((f"{numbers[prefix]}  {prefix!r}", *rows[prefix]) for prefix in seen.order)
+    show_rows(console, ("#  prefix", "layout", "heads", "dtype", "matrices", "biases"), found)
+    say(console, seen.line())
 
 
-def refuse_existing(out: Path | None, force: bool) -> None:
-    """Raise CouldNotRun if the output file exists and `force` is not set; called before a long search."""
-    if out is not None and out.is_file() and not force:
-        raise CouldNotRun(f"--out must name a new file unless --force is given. {out} is there already.")
+def _heads(layer: FoundLayer) -> str:
+    heads = "?" if layer.num_heads is None else str(layer.num_heads)
+    return heads if layer.num_kv_heads in (None, layer.num_heads) else f"{heads} ({layer.num_kv_heads} for keys)"
+
+
+def _arrays(layer: FoundLayer) -> tuple[str, str]:
+    """(matrices with their shapes, biases) of a layer; several matrices in a row of one shape are counted."""
+    from mha_core.layouts import get
+
+    layout = get(layer.layouts[0])
+    parts = []
+    for shape, group in groupby(layout.required, key=layer.shapes.__getitem__):
+        names = list(group)
+        parts.append(f"{names[0] if len(names) == 1 else f'{len(names)} of'} {'x'.join(map(str, shape))}")
+    there = [name for name in layout.optional if name in layer.shapes]
+    biases = "all" if len(there) == len(layout.optional) else ", ".join(there) or "none"
+    return ", ".join(parts), biases
 
 
 def _infer(console: Console, errors: Console, asked: ConvertOptions, out: Path) -> bool:

@@ -1,7 +1,5 @@
 """`mha invariants`: ask a layer or a model for the same number two ways, without a reference."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`mha phrase`: how two frameworks' attention layers say the same thing."""
 
-from __future__ import annotations
-
 from mha.cli import options
 from mha.cli.common import consoles, finish, say
 from mha.cli.options import Options, argument

@@ -1,7 +1,5 @@
 """`mha where`: find the modules of a port that are wrong, with the live original or a recording of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +64,10 @@ def _killed(errors: Console, selected: Sequence[Bug], cases: Sequence[Case], ask
     from conformance.zoo.kill import kill, kill_apart
 
     settings = asked.settings()
-    with asked.executor() as executor, progress(errors, len(cases), _id) as advance:
+    with asked.executor() as executor, progress(errors, len(cases), attrgetter("id")) as advance:
         if asked.in_this_process:
             return kill(selected, cases, progress=advance)
         return kill_apart(selected, cases, executor, settings, progress=advance)
-
-
-def _id(case: Case) -> str:
-    """The text of the progress bar after a case."""
-    return case.id
 
 
 def _row(bug: Bug) -> tuple[str, str, str, str]:

@@ -1,7 +1,5 @@
 """`mha cache`: what is kept from run to run: compiled programs, and what the reference gave."""
 
-from __future__ import annotations
-
 import click
 
 from mha.cli.common import CouldNotRun

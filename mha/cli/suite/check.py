@@ -35,7 +35,6 @@ from mha.cli.common import (
 )
 from mha.cli.options import option
 from mha.cli.outcomes import Reported, badge, of_results
-from mha.cli.suite.backends import list_backends
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,7 +190,7 @@ def check(asked: CheckOptions) -> None:
         raise CouldNotRun("--framework is for --new FILE, which writes a file to begin with")
     if asked.installed:
         _only_with("--installed", OF_INSTALLED)
-        list_backends(asked)
+        asked.list_backends()
         return
     if asked.listed:
         _only_with("--list", OF_LIST)

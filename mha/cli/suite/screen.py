@@ -1,7 +1,5 @@
 """What `mha check` says of a user's own subject, on one screen: the answer, the causes, what was not judged."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

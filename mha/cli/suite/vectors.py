@@ -1,7 +1,5 @@
 """`mha vectors`: the cases as files for any language, and a folder of answers judged."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from pathlib import Path
 

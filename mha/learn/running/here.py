@@ -1,7 +1,5 @@
 """Judge a function where it was written: in a cell of a notebook, without a folder of files."""
 
-from __future__ import annotations
-
 import inspect
 import tempfile
 import textwrap

@@ -6,7 +6,6 @@ from typing import Any
 
 from conformance.subjects import in_time
 from conformance.workers.described import Elsewhere
-from conformance.workers.execute import end_idle
 from conformance.workers.interpreters import LEARNERS, Home, Settings
 from conformance.workers.protocol import TooLong, WorkerDied
 from mha.learn.exercise import NUMPY
@@ -45,11 +44,6 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
 def too_long(seconds: float) -> str:
     """Return the message for a file that took longer than `seconds`. It names no option: users can't set the limit."""
     return f"no answer within {seconds:g} s{TOO_LONG}"
-
-
-def end_process(dialect: str) -> None:
-    """End the process of a framework; the next exercise gets a new one."""
-    end_idle(home(dialect))
 
 
 def home(dialect: str) -> Home:

@@ -1,7 +1,5 @@
 """Recipes of decoders whose projections are apart, as Llama's, and that turn queries and keys with their positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

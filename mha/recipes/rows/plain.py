@@ -1,7 +1,5 @@
 """Recipes of families whose attention has no rotary positions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Families of transformers whose attention the definition can't express, each with the reason."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recipes of families that turn queries and keys, and whose projections are fused or called otherwise than Llama's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from mha.recipes.recipe import Norms
@@ -25,6 +23,21 @@ ROFORMER = replace(
     turn=SinusoidalTurn(),
     refused={"rotary_value": False},
     scale_of=lambda core: float(core.attention_head_size**-0.5),
+)
+
+GPTJ = like_llama(
+    "gptj",
+    ("GPTJ",),
+    "pairs (2 k, 2 k + 1) of a share of each head; the tables are the module's own; eager alone",
+    models=("GPT-J",),
+    layouts=("canonical",),
+    heads="num_attention_heads",
+    dropout_key="attn_pdrop",
+    out="out_proj",
+    cache="layer_past",
+    only="eager",
+    turn=OwnTables(),
+    scale_of=lambda core: 1.0 / float(core.scale_attn),
 )
 
 OTHERS = (
@@ -98,34 +111,16 @@ OTHERS = (
         out="Wo",
         scale_of=lambda core: float(core.head_dim**-0.5),
     ),
-    like_llama(
-        "gptj",
-        ("GPTJ",),
-        "pairs (2 k, 2 k + 1) of a share of each head; the tables are the module's own; eager alone",
-        models=("GPT-J",),
-        layouts=("canonical",),
-        heads="num_attention_heads",
-        dropout_key="attn_pdrop",
-        out="out_proj",
-        cache="layer_past",
-        only="eager",
-        turn=OwnTables(),
-        scale_of=lambda core: 1.0 / float(core.scale_attn),
-    ),
-    like_llama(
-        "codegen",
-        ("CodeGen",),
-        "as GPT-J, with one matrix of four blocks (queries, values, keys); a mask is added before the scale",
+    GPTJ,
+    replace(
+        GPTJ,
+        family="codegen",
         models=("CodeGen",),
+        summary="as GPT-J, with one matrix of four blocks (queries, values, keys); a mask is added before the scale",
+        classes=("CodeGenAttention",),
+        model_types=("codegen",),
         layouts=("codegen",),
-        heads="num_attention_heads",
-        dropout_key="attn_pdrop",
-        out="out_proj",
-        cache="layer_past",
-        only="eager",
         scales_mask=True,
-        turn=OwnTables(),
-        scale_of=lambda core: 1.0 / float(core.scale_attn),
     ),
     like_llama(
         "nanochat",

@@ -1,7 +1,5 @@
 """The families as a table: what each is, what it adds, and whether its layers can be expressed."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from mha.recipes.recipe import Recipe

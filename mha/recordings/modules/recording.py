@@ -119,16 +119,6 @@ class ModuleCall:
         return tuple(at.shape for at in self.gave or () if at.floating)
 
 
-def holds_modules(path: str | os.PathLike[str]) -> bool:
-    """Return whether a recording holds modules, not only attention layers.
-
-    Raises:
-        SpecError: it is no whole safetensors file.
-        FileNotFoundError: there is no such file.
-    """
-    return METADATA_KEY in header_of(path).metadata
-
-
 class ModuleRecording:
     """A recording of modules, as `mha.capture(..., modules=True)` wrote it.
 

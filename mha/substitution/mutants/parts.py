@@ -1,7 +1,5 @@
 """The parts of a module as they run in float64 on what the port's was given, and the residual sums between them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

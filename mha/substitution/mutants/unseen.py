@@ -1,7 +1,5 @@
 """The table of bugs, and which of them the recorded inputs would not have shown in a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +7,7 @@ from numpy.typing import NDArray
 
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import FACTOR
-from mha.substitution.mutants import between, single
+from mha.substitution.mutants import bugs
 from mha.substitution.mutants.parts import Inside
 from mha.substitution.substitute import Substitution
 
@@ -61,20 +59,20 @@ def _ratios(mutant: Mutant, inside: Inside) -> list[float]:
 
 
 MUTANTS: dict[str, Mutant] = {
-    **{f"an epsilon of {epsilon:g}": single.epsilon(epsilon) for epsilon in DEFAULTS},
-    "a bias lost": single.lost_bias,
-    "the other GELU (tanh or erf)": single.other_gelu,
-    "positions or tokens moved by one": single.moved_index,
-    "an embedding times the root of its width": single.scaled_rows,
-    "a norm computed in 16 bits": single.norm_in_16_bits,
-    "the product of a norm on the other side of the cast to 16 bits": single.other_cast,
-    "no mask": single.no_mask,
-    "the mask of the item before": single.mask_before,
-    "attention with half of its scale": between.other_scale,
-    "a residual lost": between.lost_residual,
-    "a residual times the root of its width": between.scaled_residual,
-    "a residual taken on the other side of a norm": between.residual_beyond_norm,
-    "a norm on the other side of a residual sum (pre-norm or post-norm)": between.norm_beyond_sum,
-    "two norms exchanged": between.exchanged_norms,
+    **{f"an epsilon of {epsilon:g}": bugs.epsilon(epsilon) for epsilon in DEFAULTS},
+    "a bias lost": bugs.lost_bias,
+    "the other GELU (tanh or erf)": bugs.other_gelu,
+    "positions or tokens moved by one": bugs.moved_index,
+    "an embedding times the root of its width": bugs.scaled_rows,
+    "a norm computed in 16 bits": bugs.norm_in_16_bits,
+    "the product of a norm on the other side of the cast to 16 bits": bugs.other_cast,
+    "no mask": bugs.no_mask,
+    "the mask of the item before": bugs.mask_before,
+    "attention with half of its scale": bugs.other_scale,
+    "a residual lost": bugs.lost_residual,
+    "a residual times the root of its width": bugs.scaled_residual,
+    "a residual taken on the other side of a norm": bugs.residual_beyond_norm,
+    "a norm on the other side of a residual sum (pre-norm or post-norm)": bugs.norm_beyond_sum,
+    "two norms exchanged": bugs.exchanged_norms,
 }
 """Bug in words -> what a module gives with it."""

@@ -1,7 +1,5 @@
 """A map in TOML: pairs of modules that a user names, or the pairs found, to be edited."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The longest common sequence of two models' modules or calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 WINDOW = 600

@@ -6,8 +6,6 @@ with each other; by one parameter with equal numbers, if no other unpaired modul
 and by order and shape, among the unpaired submodules of a pair.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A product with a matrix whose activation stands in its module in one model, and beside it in the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from conformance.bounds.precision import Precision
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import judge
 from mha.substitution.derived import Known
-from mha.substitution.mutants.single import erf_gelu
+from mha.substitution.mutants.bugs import erf_gelu
 from mha_core.dtypes import round_to
 
 Active = Callable[[NDArray], NDArray]

@@ -1,7 +1,5 @@
 """Which module is blamed for a fault: a part, the lines of one without an original, or what reads a mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -58,7 +56,8 @@ class Blame(Parts):
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
         unjudged = self.outermost_inside(port, judged=False)
-        packed = packed_in(self, port, [one for one in self._holding(unjudged) if not self.inside[one]])
+        leaves = [one for one in unjudged if self.modules[one].numbers.size and not self.inside[one]]
+        packed = packed_in(self, port, leaves)
         if packed:
             inner = self.outermost_inside(port, judged=True)
             judged = self.with_parts(inner, *self.ready[port], others=[one.part for one in packed])
@@ -91,10 +90,6 @@ class Blame(Parts):
                 uncompared=(),
             )
         return replace(found, status="through its parts", own_lines=False, unpaired=())
-
-    def _holding(self, ports: Sequence[int]) -> list[int]:
-        """Return those of the modules that have parameters."""
-        return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
         """Add verdicts on projections that the original packs into one, such as q, k, v, inside the module `around`."""

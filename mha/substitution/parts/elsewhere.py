@@ -6,8 +6,6 @@ So the module's original runs by itself on what the port's module was given, and
 depth, is held against what the port's parts gave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
@@ -103,15 +101,12 @@ class Elsewhere:
     def _mending(self, found: Mapping[int, str]) -> Iterator[tuple[int, int]]:
         """Yield pairs of parts that leave what the module gives as it is together, as neither does alone."""
         left = [one for one in self.wrong if one in self.told and one not in found]
-        left = [one for one in left if not self._around_any(one, self.wrong)]
+        left = [one for one in left if not any(one in self.parts.modules[other].within for other in self.wrong)]
         instead = {one: self._deviating(one, self._alone, turned=False) for one in left[:MOST]}
         moving = [one for one in instead if self._moves(self._alone, self._run(instead[one])) > FACTOR]
         for one, other in combinations(moving, 2):
             if self._moves(self._alone, self._run({**instead[one], **instead[other]})) <= FACTOR:
                 yield one, other
-
-    def _around_any(self, one: int, others: Iterable[int]) -> bool:
-        return any(one in self.parts.modules[other].within for other in others)
 
     def _causes(self, runs: Runs) -> list[int]:
         """Return the wrong modules with which the original gives what the port's module gave; [] if it does not."""
@@ -175,7 +170,7 @@ class Elsewhere:
             done = one not in inner and not {*inner}.isdisjoint(taken)  # deeper ones are for where none of these helps
             if around or done or one in agreeing or not self._wrong_behind(one, agreeing):
                 continue
-            other = instead | self._gave(one)
+            other = instead | self._as_calls(one, self._arrays(one))
             then = self._run(other)
             taken.append(one)
             agree = self._agreeing(then)
@@ -270,10 +265,6 @@ class Elsewhere:
                 if same and not self.call.is_right(array, at, runs):
                     return True
         return False
-
-    def _gave(self, part: int) -> dict[int, Calls]:
-        """Return what the port's part gave, in place of what the original's gives."""
-        return self._as_calls(part, self._arrays(part))
 
     def _as_calls(self, part: int, arrays: Mapping[Place, NDArray]) -> dict[int, Calls]:
         found: list[dict[Place, NDArray]] = [{} for _ in self.told[part]]

@@ -1,7 +1,5 @@
 """Finds the module without an original that holds a wrong line of the module around it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """The wrong parts of a module that are written otherwise: a line is inside in one model, beside them in the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Projections that are one in the original and several in the port: each has a part of its numbers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Images and their patches: a convolution whose stride is its kernel is a product with a matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import permutations
 

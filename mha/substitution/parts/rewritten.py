@@ -5,8 +5,6 @@ parts differs from its original, and the others make up for that. If one of them
 every one is wrong by itself. So the module around them all is named in their place.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A module that is judged with its parts: the port's outputs, or others, in place of those of the original's parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,9 +4,8 @@ The weights of two layers must be equal. Inputs of later layers may differ, beca
 computation between two layers in its own order: see `Allowance`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +125,6 @@ class Allowance:
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod
-    def between(cls, dtype: str, other: str, carried: float = 0.0) -> Allowance:
+    def between(cls, dtype: str, other: str, carried: float = 0.0) -> Self:
         """Return the allowance between calls in two dtypes."""
         return cls(narrower(dtype, other), UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[other], carried)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.distance import Worst, distance, worst
+from conformance.judging.distance import distance
 from conformance.judging.expected import Expected, answer
 from mha.recipes.judge import Judgement, judge_recorded
 from mha.substitution.recorded.arrays import EQUAL, Allowance, Apart, apart
@@ -277,16 +277,6 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     if output is None or output.shape != right.shape:
         return None
     return np.where(rows, distance(output, right), 0.0)
-
-
-def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
-    """Return the element where the two outputs differ most, relative to the allowed difference, as a Worst.
-
-    The allowed difference is the sum of both error bounds and `drift` (B, Lq, Do), the change of the output by allowed
-    differences of the inputs; `drift=None` means 0. `rows`: bool, True at the queries to compare.
-    """
-    slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
-    return worst(a.output, b.output.astype(np.float64), slack, rows)
 
 
 def own_differences(

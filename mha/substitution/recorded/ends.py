@@ -4,8 +4,6 @@ No reference says what stands behind an attention layer. So two ends are held ag
 allowance of the inputs of a next layer (docs/recordings.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 

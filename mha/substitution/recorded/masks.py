@@ -1,7 +1,5 @@
 """Masks of two calls, compared whatever sources they are made of, and the likely cause of a difference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

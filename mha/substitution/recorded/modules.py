@@ -4,8 +4,6 @@ No original runs here. So what a pair of modules was given, and what it gave, ar
 allowance of the inputs of a next layer (docs/recordings.md).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.recordings.modules.arrays import open_modules
-from mha.recordings.modules.names import holds_arrays
-from mha.recordings.modules.recording import ModuleCall, ModuleRecording, holds_modules
+from mha.recordings.modules.names import header_of, holds_arrays
+from mha.recordings.modules.recorder import METADATA_KEY
+from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.recordings.recording import Recording
 from mha.substitution.allowance import number
 from mha.substitution.calls import by_module, holds, modules_of, uncovered
@@ -62,7 +61,7 @@ def recorded_apart(
 def _opened(recording: AnyRecording) -> ModuleRecording | Recording:
     if isinstance(recording, (ModuleRecording, Recording)):
         return recording
-    if holds_arrays(recording) or holds_modules(recording):
+    if holds_arrays(recording) or METADATA_KEY in header_of(recording).metadata:
         return open_modules(recording)
     return Recording.load(recording)
 

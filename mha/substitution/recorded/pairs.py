@@ -1,7 +1,5 @@
 """Pairs of calls of two recordings: by a map, by the names of their layers, else in order."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

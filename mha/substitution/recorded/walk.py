@@ -4,19 +4,20 @@ Each call is first judged by itself: its outputs must be the answer to its own i
 calls of a pair are compared. docs/recordings.md says what counts as a difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
+from conformance.judging.distance import worst
 from mha.projections.said import causal_otherwise
 from mha.recordings.modules.diagnosed import NOT_RECORDED
 from mha.recordings.origins import WeightIndex
 from mha.recordings.recording import Recording
 from mha.recordings.replay import matching
 from mha.substitution.recorded.arrays import Allowance, apart
-from mha.substitution.recorded.call import FIELDS, ComparedCall, calls_part, moves, outputs_apart, own_differences
+from mha.substitution.recorded.call import FIELDS, ComparedCall, calls_part, moves, own_differences
 from mha.substitution.recorded.ends import Before, compare_behind, compare_ends, unjudged
 from mha.substitution.recorded.masks import FINITE
 from mha.substitution.recorded.pairs import Pairing, pair_calls
@@ -156,7 +157,10 @@ class _Walk:
         else:
             rows = found.rows[:, :, None]
             alike = FIELDS.keys() - {CAUSES.get(one.part) for one in differences}
-            outputs = outputs_apart(a, b, rows, moves(a, b, rows, alike))
+            drift = moves(a, b, rows, alike)
+            slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"]
+            slack = slack if drift is None else slack + drift
+            outputs = worst(a.output, b.output.astype(np.float64), slack, rows)
             moved = {part: moves(a, b, rows, (part,)) for part in FIELDS.keys() - alike}
             largest = {part: float(by.max(initial=0.0)) for part, by in moved.items() if by is not None}
             effects = [largest.get(CAUSES.get(one.part, "")) for one in differences]

@@ -1,7 +1,5 @@
 """Weights and settings of two layers, compared; and whose weights a layer holds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain, combinations

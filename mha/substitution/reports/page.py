@@ -1,7 +1,5 @@
 """A WhereReport as one HTML page that needs nothing else: the findings, and the tree with ratios on a log axis."""
 
-from __future__ import annotations
-
 from math import ceil, floor, log10
 from pathlib import Path
 

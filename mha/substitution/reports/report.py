@@ -1,7 +1,5 @@
 """WhereReport: what `mha.where` found, a result for each module of the port."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A WhereReport in words: the wrong modules first, then the tree, then a last line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +9,7 @@ from mha.recordings.modules.diagnosed import OTHERWISE
 from mha.substitution.allowance import FACTOR, number, times_rounding
 from mha.substitution.pairing.pairs import plain_kind
 from mha.substitution.recorded.ends import BEHIND
-from mha.substitution.reports.report import Backward, Difference, ModuleResult, WhereReport
+from mha.substitution.reports.report import Difference, ModuleResult, WhereReport
 from mha_core.errors import listed, shown
 
 COLUMNS, WIDEST = 80, 40
@@ -115,7 +113,10 @@ def tree(report: WhereReport) -> Iterator[str]:
             reason += f"  not compared: {_some(one.uncompared)}"
         if one is report.results[0] and one.status == "equal" and one.notes and report.original == "model":
             reason += f"  {'; '.join(one.notes)}"
-        row = f"{row}{_in_tree(one.backward)}".rstrip()
+        if one.backward is not None:
+            row += f"  backward {one.backward.status}"
+            row += "" if one.backward.ratio is None else f" {shown_ratio(one.backward.ratio)}"
+        row = row.rstrip()
         below = f"\n{indent}    " if len(row) + len(reason) > COLUMNS else "  "
         yield f"{row}{below}{reason[2:]}" if reason else row
 
@@ -207,6 +208,9 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
         "": "",
     }[one.parameters if not (one.own_lines or one.among) else ""]
     notes = "".join(f"\n  {note}" for note in (*one.notes, *(f"not compared: {name}" for name in one.uncompared)))
+    whose = f"It has no original; it is seen by {one.how}."
+    if one.original is not None:
+        whose = f"Its original is {_original(one)}, found by: {one.how}."
     far = [times_rounding(one.ratio or 0.0)]
     if one.bound is not None and one.bound > 1.0:
         measured = (one.ratio or 0.0) > FACTOR * one.bound * 1.01  # else it is what the bound makes of it
@@ -214,14 +218,8 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     return (
         f"{_name(one.name)} ({one.kind}) is wrong {what}: {', '.join(far)}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
-        f"\n  {_whose(one)}{notes}"
+        f"\n  {whose}{notes}"
     )
-
-
-def _whose(one: ModuleResult) -> str:
-    if one.original is None:
-        return f"It has no original; it is seen by {one.how}."
-    return f"Its original is {_original(one)}, found by: {one.how}."
 
 
 def _original(one: ModuleResult) -> str:
@@ -299,12 +297,6 @@ def _backward(one: ModuleResult) -> str:
         f"worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
         f"\n  Its original is {_original(one)}, found by: {one.how}.{left}"
     )
-
-
-def _in_tree(back: Backward | None) -> str:
-    if back is None:
-        return ""
-    return f"  backward {back.status}" + ("" if back.ratio is None else f" {shown_ratio(back.ratio)}")
 
 
 def _own(one: ModuleResult) -> str:

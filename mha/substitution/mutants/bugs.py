@@ -1,11 +1,10 @@
-"""Bugs of one module: of what it holds, of how it computes, and of its mask."""
+"""Bugs of one module (what it holds, how it computes, its mask), and of the lines between its parts."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from itertools import pairwise
 from math import erf, pi, sqrt
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,9 @@ from mha_core.dtypes import round_to
 EPSILONS = ("eps", "epsilon", "variance_epsilon", "_epsilon")
 """Attributes under which frameworks keep a norm's epsilon."""
 
+QUERIES = re.compile(r"w?q|.*_q|q(uer(y|ies))?(_|$).*")
+"""Names of parts that make queries."""
+
 Found = Iterator[Mapping[Place, NDArray]]
 
 
@@ -30,20 +32,10 @@ def epsilon(value: float) -> Callable[[Inside], Found]:
         name = next((name for name in EPSILONS if isinstance(getattr(held, name, None), float)), None)
         if name is None or not ready.leaf or np.isclose(getattr(held, name), value, rtol=0.5, atol=0.0):
             return
-        with _set(held, name, value):
+        with patch.object(held, name, value):
             yield ready.exact_on(ready.given)
 
     return mutant
-
-
-@contextmanager
-def _set(held: Any, name: str, value: float) -> Iterator[None]:
-    before = getattr(held, name)
-    try:
-        setattr(held, name, value)
-        yield
-    finally:
-        setattr(held, name, before)
 
 
 def lost_bias(inside: Inside) -> Found:
@@ -136,10 +128,61 @@ def mask_before(inside: Inside) -> Found:
 
 def _with_masks(inside: Inside, change: Callable[[NDArray], NDArray]) -> Found:
     ready = inside.ready
-    masks = {place: array for place, array in ready.given_all().items() if _is_mask(array)}
+    masks = {
+        place: array
+        for place, array in ready.given_all().items()
+        if array.dtype.kind in "fb" and allowed_in(array) is not None
+    }
     if masks:
         yield ready.exact_on({**ready.given, **{place: change(mask) for place, mask in masks.items()}})
 
 
-def _is_mask(array: NDArray) -> bool:
-    return array.dtype.kind in "fb" and allowed_in(array) is not None
+# Between parts: residuals, the order of norms, and what scales the scores of attention ---------------------------
+
+
+def lost_residual(inside: Inside) -> Found:
+    """Yield a module's outputs with a bug: a residual is not added to a submodule's output."""
+    for one in inside.sums:
+        yield inside.exact_with({one.part: one.part.y - one.r})
+
+
+def scaled_residual(inside: Inside) -> Found:
+    """Yield a module's outputs with a bug: a residual x (..., n) is multiplied by sqrt(n) before it is added."""
+    for one in inside.sums:
+        yield inside.exact_with({one.part: one.part.y + (np.sqrt(one.r.shape[-1]) - 1.0) * one.r})
+
+
+def residual_beyond_norm(inside: Inside) -> Found:
+    """Yield a module's outputs with a bug: a residual is taken after a norm in place of before it, or the reverse."""
+    for one in inside.sums:
+        for norm in one.before:
+            yield inside.exact_with({one.part: one.part.y + (norm.y - norm.x)})
+        for norm in one.after:
+            yield inside.exact_with({one.part: one.part.y + (norm.x - norm.y)})
+
+
+def norm_beyond_sum(inside: Inside) -> Found:
+    """Yield a module's outputs with a bug: a norm acts before the residual sum in place of after it, or the reverse."""
+    for one in inside.sums:
+        for norm in one.norms:
+            yield inside.exact_with({norm: inside.alone(norm, one.part.y) + one.r})
+        if one.part.is_norm:
+            yield inside.exact_with({one.part: inside.alone(one.part, one.part.x + one.r) - one.r})
+
+
+def exchanged_norms(inside: Inside) -> Found:
+    """Yield a module's outputs with a bug: two norms that follow each other are exchanged."""
+    numbers = [inside.original.modules[norm.module].numbers for norm in inside.norms]
+    for (first, own), (second, others) in pairwise(zip(inside.norms, numbers, strict=True)):
+        if first.top != second.top and first.x.shape == second.x.shape and own != others:
+            instead = {first: inside.alone(second, first.x)}
+            x = inside.given_with(instead, second)
+            yield inside.exact_with({**instead, second: inside.alone(first, x)})
+
+
+def other_scale(inside: Inside) -> Found:
+    """Yield a module's outputs with a bug: the queries, and so the attention scores, are halved."""
+    named = [part for part in inside.parts if QUERIES.fullmatch(re.split(r"[./]", part.name)[-1].lower()) and part.gave]
+    last = {part.call.within: part for part in named}  # a norm of queries would undo what is done before it
+    for part in last.values():
+        yield inside.exact_with({part: 0.5 * part.y})
