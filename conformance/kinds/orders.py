@@ -143,7 +143,5 @@ def change_of(name: str, axis: int, order: Order) -> Change:
         shape = [-1 if place == array.ndim + axis else 1 for place in range(array.ndim)]
         return np.where((indices < 0).reshape(shape), 0.0, np.take(array, np.maximum(indices, 0), axis=axis))
 
-    slug = f"{name.replace(' ', '-')}-{order.slug}"
-    return Change(
-        slug, order.words.replace("{along}", f"along the {name} axis"), apply, f"Leave the {name} axis as it is."
-    )
+    slug, said = f"{name.replace(' ', '-')}-{order.slug}", f"the {'batch' if name == 'item' else name} axis"
+    return Change(slug, order.words.replace("{along}", f"along {said}"), apply, f"Leave {said} as it is.")
