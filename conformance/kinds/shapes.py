@@ -157,7 +157,7 @@ def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return a bug: number(state) is added to the softmax's divisor sum(exp(s)). less_highest: s is score - max."""
+    """Return a bug: number(state) is added to the softmax's divisor sum(exp(s)). s: score (- max if less_highest)."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])

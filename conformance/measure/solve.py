@@ -33,7 +33,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """A solution of G groups of equations: `found` (G, U), `told` (True if determined), and residuals `left` (G, E)."""
+    """A solution of G groups of equations: `found` (G, U), residuals `left` (G, E). `told` (G, U): True if unique."""
 
     found: NDArray
     left: NDArray
