@@ -61,7 +61,7 @@ class CaseRunner:
 
     @property
     def last(self) -> str | None:
-        """Return the id of the case that will be repeated after the next one; None if there is none."""
+        """Return the id of the last right case, which is repeated after the next case; None if there is none."""
         return None if self._last is None else self._last.case
 
     def run(self, case: Asked) -> Result:

@@ -213,9 +213,9 @@ def without_past(step: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the error bound of the gradient before the norm `name`.
+    """(B, heads, L, d): the error bound of the gradient with respect to the input of the norm `name`.
 
-    If the layer has no norm in this order ("before" or "after" the rotation), the gradient passes unchanged.
+    If the layer's norms are not where `order` says ("before" or "after" the rotation), the gradient passes unchanged.
     """
     settings = b.state.config.query_key_norm
     if settings is None or settings.order != order:

@@ -34,13 +34,13 @@ def diagnosed(
 ) -> Brief:
     """Return a diagnosis in words. `status` is 0 if the subject (tested layer) is right, 1 if wrong, 2 if not judged.
 
-    A subject whose first answers are right is called again, as `mha check` does. It is right if all answers are.
+    If all answers are right, the calls are repeated as in `mha check`. `status` is 0 if those answers are right too.
 
     Args:
         subject, experiments, progress: the arguments of `conformance.diagnosis.diagnose.diagnose` with these names.
         cases: ids of cases of the suite, of random cases and of sequences of calls.
         table: the known deviations. A difference that is listed there is no bug.
-        details: whether to add the result of each isolating problem (a call that few steps can get wrong).
+        details: whether to add the result of each isolating problem (a call whose answer depends on few steps).
 
     Raises:
         SpecError: the subject could not run a single case.
@@ -76,10 +76,7 @@ SHOWN = 3  # most cases that are named
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
-    """Return the Brief (diagnosis in words) of `way(subject, *arguments)`, where `way` is a function like `diagnosed`.
-
-    If the call raises, return a Brief with a line about the error.
-    """
+    """Return `way(subject, *arguments)`, a Brief (diagnosis). If it raises, return a Brief with the error in a line."""
     try:
         return way(subject, *arguments)
     except Exception as error:  # whatever it is, it is no verdict
@@ -90,7 +87,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return `function(*arguments)`, run in another process and without `progress` if `settings.here` is true."""
+    """Return `function(*arguments, progress=progress)`. If `settings.here`, use another process and no `progress`."""
     here = settings.here
     found: Answer = call(settings, function, *arguments) if here else function(*arguments, progress=progress)
     return found

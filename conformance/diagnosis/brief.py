@@ -56,7 +56,7 @@ FIXES = {  # words of a remark -> what to change
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
-    """Return a diagnosis in words. `details` adds the results of isolating problems (calls few steps can get wrong)."""
+    """Return a diagnosis in words. `details` adds the results of isolating problems (see `Probe`)."""
     told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), extent(diagnosis))
     if details and diagnosis.measured is not None:
         told = replace(told, details=tuple(of_problems(diagnosis.measured)))
@@ -289,7 +289,7 @@ def extent(diagnosis: Diagnosis) -> str:
 
 
 def noticed(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line on a further call, with extreme numbers, that differs; [] if none differs."""
+    """Return [one line on the first wrong calls other than cases]. Return [] if there are none or a case is wrong."""
     if diagnosis.beyond is None:
         return []
     bugs = [bug for one in diagnosis.explanations[:1] for bug in one.bugs]
@@ -335,7 +335,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def simplest(diagnosis: Diagnosis) -> list[str]:
-    """Return a list with one line: the simplest calls that are wrong; or right cases, if no further call is wrong."""
+    """Return [one line: the simplest wrong calls]. If all isolating problems are right, the line lists right cases."""
     rows = () if diagnosis.measured is None else diagnosis.measured.outcomes
     first = next((place for place, row in enumerate(rows) if row.differing), None)
     if first is None:
@@ -410,7 +410,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
-    """Return a line: how many failures are not in `plain` (calls without optional features), and what to do."""
+    """Return a line: how many failing cases have optional features, which the cases of `plain` lack; and what to do."""
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     others = len(diagnosis.failing) - len(plain.failing)
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
@@ -436,14 +436,14 @@ def of_others(diagnosis: Diagnosis) -> list[str]:
 
 
 def missed(diagnosis: Diagnosis) -> list[str]:
-    """Return lines on the first cases that the likely cause does not explain: the actual and the predicted number."""
+    """Return lines on the first cases that the likely cause does not explain. Each shows one element that differs."""
     return [
         f"  Not in {miss.case}, {miss.message}" for one in diagnosis.partly[:1] for miss in one.misses[:REASONS_SHOWN]
     ]
 
 
 def of_problems(measured: Measured) -> list[str]:
-    """Return a line for each group of isolating problems (see `Probe`), then a line for each reason of a refusal."""
+    """Return a line per group of isolating problems (see `Probe`), then lines on why the subject refused some."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

@@ -63,27 +63,27 @@ class Diagnosis:
         only_extreme: `Observation.extremity` of the failing cases, if no ordinary case fails; else ().
         ended: why the search for a cause ended too early, in one line; None if it did not.
         left_out: case id -> why it could not be judged.
-        unasked: parts of layers, such as rotary positions, that all failing cases have. Further calls never have them.
+        unasked: parts of layers, such as rotary positions, that all failing cases have, but no call in `measured`.
         raised: ids of the cases in `left_out` that failed; the subject declares the others unsupported.
         case: the id of the failing case to show as an example, a simple one; "" if none fails.
         mismatch: the first array that exceeds its error bound in `case`.
         alone: in words, what all failing cases have in common but no passing case has; "" if nothing.
         visible: the names of the arrays that the subject returns.
         recorded: whether the subject replays recorded answers, and so can't run further calls.
-        nans: sentences on how its weights differ in rows with a NaN, if nothing else differs (see `nan_weights`).
+        nans: sentences on how attention weights differ in rows with a NaN, if nothing else differs (`nan_weights`).
         stages: each returned stage before the output -> whether it is wrong (see `shown_stages`).
         inside: the dtype in which the subject really computes, if narrower than its declared dtype; else None.
         rounds: the first stage computed in the dtype `inside`, "scores" or "heads"; "" if unknown or every stage is.
         explanations: hypotheses (bugs put into the reference) that explain all cases and calls, if any do.
         partly: if `explanations` is empty, hypotheses that explain nearly all cases.
-        ordinary: how many further calls confirm `partly`, if it explains every ordinary case and call; else 0.
+        ordinary: how many calls in `measured` confirm `partly`. It is 0 unless `partly` explains every ordinary case.
         plain: the diagnosis of plain calls (without the features of `extras_of`), if a bug explains them; else None.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
-        measured: the results of isolating problems (calls that few steps can get wrong); None if only cases were run.
+        measured: the results of isolating problems (calls that depend on few steps). None: only cases were run.
         located: the first wrong step, if it was found and no hypothesis explains everything; else None.
         again: the diagnosis of second calls, if the subject is right only in the first call; else None.
         extras: the features of failing cases that a layer may overlook, in words.
-        form, formed: if all outputs have one wrong layout: that layout, and the diagnosis of outputs as (B, Lq, Do).
+        form: the wrong layout that all outputs share, or None. formed: the diagnosis of outputs put into (B, Lq, Do).
     """
 
     subject: str

@@ -42,7 +42,7 @@ class Evidence:
     Args:
         runs: the runner of the hypotheses.
         dtype: the subject's dtype.
-        inside: the narrower dtype in which the subject really computes. It sets the error bounds. None: it is `dtype`.
+        inside: a narrower dtype in which the subject computes. Error bounds are for this dtype. None: for `dtype`.
     """
 
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
@@ -110,7 +110,7 @@ class Evidence:
         return [name for name in observation.arrays if arrays and not self.alike(observation, arrays, names=[name])]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
-        """Return whether a bug changes an array that the subject returns; True if the bug can't be made in the case."""
+        """Return whether a bug changes an array that the subject returns, or needs something that the case lacks."""
         arrays = self.runs.arrays(observation, (bug,))
         if self.runs.is_unchanged(observation, arrays):
             return False
@@ -147,10 +147,10 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """Return the narrower dtype whose error bounds are used for the subject; None if it is judged in its own dtype.
+    """Return a dtype narrower than the subject's, whose error bounds replace those of its own; None to keep its own.
 
-    A narrower dtype is used if it can represent every number of the outputs. For a float64 subject, float32 is also
-    used if the cases in `deviating` (known deviations) are within its error bounds.
+    This dtype can represent every number of the outputs. A float64 subject gets float32 if this or a narrower dtype
+    can, or if the cases in `deviating` (known deviations) are within the error bounds of float32.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -182,7 +182,7 @@ class Hypothesis:
         failing, of_failing: the same two numbers, of failing cases alone.
         misses: a Miss for each case that it does not explain, failing cases first.
         others: array -> number of explained cases in which the hypothesis gives the output, but not this array.
-        late: the bugs that change no failing case of the lowest `Observation.extremity`; they are named last.
+        late: bugs to name last. They change none of the least extreme failing cases (see `Observation.extremity`).
     """
 
     bugs: Model
@@ -262,7 +262,7 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that give every array of every case; if none does, those that explain each output."""
+        """Return candidates that reproduce all arrays of all cases; if none does, those that reproduce all outputs."""
         explained = [bugs for bugs in candidates if self.explained(bugs)]
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained
@@ -318,7 +318,7 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models (tuples of bugs) that change the output by at most MUCH_MORE times the smallest change.
+        """Return the models (tuples of bugs) whose change of the output is at most MUCH_MORE times the least one.
 
         A model's change is the sum over its bugs, each run alone. So bugs that cancel each other out count in full.
         """
@@ -346,7 +346,7 @@ class Search:
         return [one for one, is_alike in zip(found, alike, strict=True) if is_alike][:SHOWN]
 
     def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
-        """Yield each model (`base` and one more bug) that explains the first failing case that `base` does not."""
+        """Yield each model (`base` and one more bug) that explains the first failing case unexplained by `base`."""
         missing = next((one for one in self.failing if not self._explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)

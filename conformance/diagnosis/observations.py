@@ -35,7 +35,7 @@ class Observation:
 
     @cached_property
     def extremity(self) -> int:
-        """Return 0 for an ordinary case, 1 if a row has no allowed key, 2 if a size is 0 or an input NaN or infinite.
+        """Return 0 for an ordinary case, 1 if a row has no allowed key, 2 if a size is 0 or an input has NaN or inf.
 
         Layers that agree in ordinary cases often differ in the others.
         """
@@ -71,8 +71,9 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Run the reference with bugs on a case; return name -> array, with gradients if the subject returned some.
 
-        Bugs that can't be made in the case (a wrong bias in a layer without biases) are left out. The result is None if
-        all are left out, and {} if bugs contradict each other. A recorded call gives only the recorded stages.
+        A bug that can't be made in the case (a wrong bias in a layer without biases) is left out. If none of the given
+        bugs is left, the result is None. If bugs contradict each other, it is {}. If the case is a call in a recording,
+        the result has only the recorded arrays.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
@@ -124,7 +125,7 @@ def observe(
     """Run the subject on every case. Return the observations, and case id -> error for each case without an answer.
 
     Raises:
-        SpecError: the subject timed out in LATE cases before it answered any.
+        SpecError: the number of timeouts reached LATE before the subject had answered any case.
     """
     observations: list[Observation] = []
     left_out: dict[str, CannotExpress | SubjectFailed] = {}
@@ -148,9 +149,10 @@ def observe(
 def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
     """Return stage -> whether it is wrong, for each stage before the output that the subject returns in some case.
 
-    A stage that differs is wrong, unless the layer seems to return another array under that name. So a stage counts as
-    right if it is a multiple of the right array (scaled queries), or if the output is right in a quarter of the
-    ordinary cases where the stage differs. It also does if only the output differs in ordinary cases.
+    A layer may return another array under a stage's name. So a stage that differs counts as right in these cases:
+    - It is a multiple of the right array, such as scaled queries.
+    - The output is right in at least a quarter of the ordinary cases in which the stage differs.
+    - In ordinary cases, the output differs and the stage does not.
     """
     found: dict[str, bool] = {}
     usual = any(m.stage == "output" for one in observations if one.extremity == 0 for m in one.mismatches)

@@ -181,7 +181,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield sets of calls that contain all of `wrong` and none of `right`, each defined by 1 or 2 features or sizes."""
+    """Yield each Where (set of calls, by 1 or 2 features or sizes) that contains all of `wrong` and none of `right`."""
     if not right or not wrong:
         return
 
@@ -221,7 +221,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return in words the kinds of calls that contain all of `wrong` and none of `right`; "" if there are none."""
+    """Return in words the kinds of calls that together contain all of `wrong` and none of `right`; "" if none do."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

@@ -47,7 +47,7 @@ def changed(problem: Problem, **inputs: Any) -> Problem:
 
 
 def more_than_both(read: Read, problem: Problem) -> list[str]:
-    """Return a list of words: what an attention weight depends on besides its query, its key and its row's sum."""
+    """Return phrases: what else an attention weight depends on, besides its query, its key and its row's sum."""
     queries, keys = problem.inputs.queries, problem.inputs.keys
     weights = read(problem)
     if weights is None or min(weights.shape[2:]) < 3:
@@ -177,7 +177,7 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
 
 
 def picked(weights: NDArray, right: NDArray) -> NDArray | None:
-    """Return bool (B, H, Lq): queries with equal weights for all keys, if all others have right weights; else None."""
+    """Return bool (B, H, Lq): queries with wrong weights. Return None unless each of these weighs all keys equally."""
     off = np.abs(weights - right).max(axis=-1) > NEAR
     some_of_a_head = (off.any(axis=2) & ~off.all(axis=2)).any()
     return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
@@ -260,13 +260,14 @@ def _of_both(read: Read, problem: Problem, scores: NDArray, right: NDArray, name
 def of_mixed_values(read: Read, output: Read, problem: Problem, right: NDArray) -> tuple[str, str, str] | None:
     """Return (first wrong step, what is seen, what to look at), in words, if a layer mixes values along the length.
 
-    The weights in calls of equal scores are then right weights @ c, with one c (Lk, Lk) for all masks. Return None if
-    no c fits, if c mixes no keys, or if each of its rows sums to 1 (which smoothed weights do).
+    In calls of equal scores, the weights of such a layer seem to be w @ c, where w (Lq, Lk) are the right weights. The
+    matrix c (Lk, Lk) is the same for several masks that are tried. Return None if no c fits, if c mixes no keys, or if
+    each row of c sums to 1 (which smoothed weights do).
 
     Args:
         read: call -> its attention weights.
         output: call -> its output.
-        problem: a call without a mask and biases.
+        problem: a call without a mask and biases, to which the masks are added.
         right: its right weights.
     """
     keys = problem.inputs.keys

@@ -68,7 +68,7 @@ class Expression:
     """A constant, or a formula in the sizes of a call.
 
     name: the formula, such as "sqrt(head_dim / query_dim)". at: call -> the formula's value.
-    words: `name`, and sizes that fit in place of those in the formula, because they were equal in all calls.
+    words: `name`, and a note on the sizes that were equal to those in the formula in all calls, and so fit as well.
     """
 
     words: str

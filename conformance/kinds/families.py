@@ -31,7 +31,7 @@ from mha_core.reference.state import State, Step
 
 @cache
 def families(stage: str) -> tuple[Bug, ...]:
-    """Return the bugs of `conformance.kinds` whose first wrong stage may be `stage`; for "", most of these bugs.
+    """Return the bugs of `conformance.kinds` to try if `stage` is the first wrong stage. "" means an unknown stage.
 
     >>> families("weights")[0].sentence
     'Under causal, query i sees key j where j <= offset + i.'

@@ -76,7 +76,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
 
     Args:
         slug: the end of its id, such as "similarity-times-scale". Equal changes must have equal slugs.
-        sentence, fix: what was measured, with its number; and what to change, "" if unknown.
+        sentence: what was measured, with its number. fix: what to change; "" if unknown.
         steps: step of the reference -> function that replaces its result; it may raise DoesNotApply.
         stage: the first stage that the bug changes. Default: that of the first step.
     """
@@ -123,7 +123,7 @@ def only_in(bug: Bug, where: Where) -> Bug:
 
 
 def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """Yield a variant of each bug that attends to padding, in which padded keys and values are still set to 0."""
+    """Yield a variant, with padded keys and values set to 0, of each bug that lets queries attend to padding."""
     for bug in bugs:
         if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
             sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."
@@ -133,7 +133,7 @@ def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
 
 @cache
 def of_mask(bug: Bug) -> Bug:
-    """Return the bug, with the stage "weights" in place of "keys" if the bug changes what the mask allows.
+    """Return the bug. If it changes the allowed keys and its stage is "keys", return a copy with the stage "weights".
 
     >>> from conformance.zoo.registry import all_bugs
     >>> of_mask(next(bug for bug in all_bugs() if bug.id == "lens-one-long")).stage

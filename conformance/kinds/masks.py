@@ -330,7 +330,7 @@ LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
 def masks_reordered() -> Iterator[Bug]:
-    """Yield bugs that reorder one axis of a mask's array, by RULES; the key axis of a bias by each rule of `orders`."""
+    """Yield bugs that reorder (for example, reverse) one axis of a mask's array. A bias's key axis gets more orders."""
     plain = [Order(slug, words, partial(of_any_length, rule)) for slug, (words, rule) in RULES.items()]
     for source, axes in AXES.items():
         for place, axis in enumerate(axes, -len(axes)):

@@ -37,7 +37,7 @@ def overlooks_scale(output: Callable[[Problem], NDArray | None], problem: Proble
 def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_weights: bool = False) -> Iterator[str]:
     """Yield a line if the heads are the right ones times one number, or times a number for each head and query.
 
-    `of_weights`: in a call with one key and wrong weights, the number is the key's attention weight, which should be 1.
+    `of_weights`: whether the call has one key and a wrong weight for it. The line gives this weight, which should be 1.
     """
     with any_numbers:
         ratio = np.median(heads / right, axis=-1, keepdims=True)
@@ -81,12 +81,12 @@ def near(array: NDArray, other: NDArray, least: float = 1e-300) -> bool:
 
 
 def is_of_several(shares: NDArray) -> bool:
-    """Return whether `shares` (H, H) is not diagonal: some head then contains a share of another head."""
+    """Return whether `shares` (H, H) is not diagonal. shares[h, g] is how much of head g is in head h."""
     return bool((np.abs(shares)[~np.eye(len(shares), dtype=bool)] > NEAR).any())
 
 
 def follow(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether each row of `measured` is sorted by the order that sorts the same row of `expected`."""
+    """Return whether the elements of each row have the same ranking in `measured` (up to ties) as in `expected`."""
     order = np.argsort(expected, axis=-1)
     return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
 
@@ -116,7 +116,7 @@ CLOSEST, SMOOTH = 0.1, 0.01
 
 
 def is_function(measured: NDArray, scores: NDArray) -> bool:
-    """Return whether log weights, relative to that of the key with score 0, are a function of the scores alone."""
+    """Return whether log weights `measured`, less the log weight of a key with score 0, depend on the scores alone."""
     zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
     if not zero.any():
         return False
@@ -138,7 +138,7 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
 
 
 def is_kept(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether many differences of neighbouring scores are as expected, as they are if scores are clamped."""
+    """Return whether many gaps between sorted scores equal the expected gaps. This is so if scores are clamped."""
     order = np.argsort(expected, axis=-1)
     steps, right = (np.diff(np.take_along_axis(x, order, -1), axis=-1) for x in (measured, expected))
     return bool((np.abs(steps - right) <= NEAR * np.abs(right).max(initial=0.0)).mean() > CLOSEST)
@@ -193,7 +193,7 @@ def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = Fal
     Args:
         output, right: the output and the right one.
         wrong: bools of the shape of the output: where it is wrong.
-        masked: whether the call has a mask. Then a multiple is not reported, because other errors look like one.
+        masked: whether the call has a mask. If so, no multiple is reported, because other errors look like a multiple.
     """
     with any_numbers:
         ratio = output / right

@@ -128,7 +128,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return int (n,): the old index of each new element, -1 for a new 0. Raise DoesNotApply if `order` can't fit n."""
+    """Return int (n,): each new element's old index, or -1 for a 0. Raise DoesNotApply if `order` can't fit n."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")

@@ -43,9 +43,9 @@ class Place:
         words: the array in words, as the subject of a sentence in the plural.
         axes: names of the array's axes.
         step: the step that returns or reads the array. Default: `id`.
-        get: (state, unchanged step) -> the array; None where there is none. Default: the step's result.
-        put: (state, unchanged step, changed array) -> the step's changed result. Default: the changed array itself.
-        gauge: the axis along which adding the same number to all elements changes no output; None: there is none.
+        get: (state, step without the bug) -> the array; None where there is none. Default: the step's result.
+        put: (state, step without the bug, changed array) -> the step's new result. Default: the changed array.
+        gauge: an axis. Adding one number to all elements along it changes no output. None: there is no such axis.
         says: a format for `words` and the words of the change, such as "{} are {}.".
     """
 

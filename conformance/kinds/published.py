@@ -410,7 +410,7 @@ def _grown(base: float, count: Callable[[State], NDArray], state: State, beneath
 
 
 def dropouts() -> Iterator[Bug]:
-    """Yield bugs that share one keep-mask of dropout among all items, heads, queries or keys."""
+    """Yield bugs that share dropout's keep-mask along one or more of its axes: items, heads, queries, keys."""
     named = ("items", "heads", "queries", "keys")
     for count in range(1, 16):
         axes = [axis for axis in range(4) if count >> axis & 1]

@@ -150,14 +150,14 @@ EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
 def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
-    """Return two arrays: exp(score - row maximum), 0 for excluded keys; exp(-row maximum), 1 in rows without a key."""
+    """Return two arrays: exp(scores - m), 0 for excluded keys; exp(-m). m: row maximum, 0 in rows without a key."""
     highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(highest), highest, 0.0)
     return np.where(allowed, np.exp(scores - shift), 0.0), np.exp(-shift)
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return a bug: number(state) is added to the softmax's sum of exp(score), of exp(score - max) if less_highest."""
+    """Return a bug: number(state) is added to the softmax's divisor sum(exp(s)). s: score (- max if less_highest)."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])

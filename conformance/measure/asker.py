@@ -43,11 +43,11 @@ class Asker:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        seconds: the time that all calls may take together; after that, every problem is refused.
+        seconds: the time that all calls may take together. After that, no problem is run; each counts as refused.
         configs: the layers' configs to use. Default: those of CONFIGS that the subject accepts.
 
     Attributes:
-        precision: the precision of the error bounds: that of `inside` if it is not None, else the subject's.
+        precision: the precision of the error bounds: the subject's, or the precision of `inside` if one was seen.
         inside: the narrower dtype in which the subject was seen to compute; None if none was seen.
         refused: reason why a problem had no answer -> number of such problems.
         questions: the number of calls.
@@ -77,7 +77,7 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Set `configs`, if it is empty, to the configs in `taken` for which the subject answers a random call."""
+        """If `configs` is empty, set it to the configs in `taken` with which the subject answers a random call."""
         if not self.configs:
             configs = dict.fromkeys(problem.config for problem in taken)
             asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
@@ -250,7 +250,7 @@ class Behaviour:
     Attributes:
         remarks: sentences about equal calls that had different answers.
         is_function: whether equal calls of newly prepared layers have equal answers. If not, nothing can be measured.
-        shared: None, or a stage with numbers of another layer of the same sizes. Nothing can be measured then.
+        shared: a stage that reuses numbers of an earlier layer of equal sizes, which prevents measurements; or None.
     """
 
     remarks: tuple[str, ...] = ()
@@ -272,10 +272,10 @@ def observe(asker: Asker) -> Behaviour:
 
 
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
-    """Return whether a float64 subject, or `model` in its place, rounds the queries to about float32.
+    """Return whether a float64 subject rounds the queries to about float32. If `model` is given, it is tested instead.
 
-    It does if the output changes in proportion to the queries when these change by 1e-4 of their size, but not by
-    1e-10. Each number is changed by its own factor, because a norm of the queries would undo a common one.
+    It rounds if the output is proportional to large changes of the queries (1e-4 of their size) but not to small ones
+    (1e-10). Each number is changed by its own factor, because a norm of the queries would undo a common one.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

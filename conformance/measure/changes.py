@@ -164,7 +164,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return the longest row of `read` (a number per head, a row per layer); [] if rows disagree or are constant."""
+    """Return the longest row of `read` (layer, head); [] if it is constant or does not begin with every other row."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []
@@ -266,7 +266,7 @@ def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
 
 
 def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
-    """Yield changes that reorder one axis. They fit slices of every sample; the caller must check the whole arrays."""
+    """Yield changes that reorder one axis and may fit the samples. The caller must check them on the whole arrays."""
     for position, name in enumerate(samples[0].axes):
         axis = position - len(samples[0].axes)
         read = [(one.setting, *_matches(one, axis)) for one in samples]

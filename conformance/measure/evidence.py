@@ -77,7 +77,7 @@ class PlacedCall:
         return self.place.axes[0] == "item" and not self.place.id.startswith("past")
 
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
-        """Return (n, ...): the results of `step`, each with one of the n arrays in place of the model's own array."""
+        """Return (n, ...): the results of `step` in n runs. In run i, arrays[i] replaces the model's own array."""
         if not self.is_of_items:
             return np.stack([self._with(self.state, array)[step] for array in arrays])
         count, batch = arrays.shape[:2]

@@ -47,7 +47,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     """Return the first wrong step of a subject whose errors no known bugs explain; None if it can't be found.
 
     Args:
-        measured: the results of isolating problems (calls that few steps can get wrong).
+        measured: the results of isolating problems (calls whose answers depend on few steps).
         failing: the problems of failing cases, which are used if all isolating problems are right.
     """
     first = measured.first

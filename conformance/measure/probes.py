@@ -11,7 +11,7 @@ from conformance.measure.problems import CAPS, LARGE, SCALES, SMALL, Problems
 
 @dataclass(frozen=True)
 class Probe:
-    """A group of isolating problems: problems that only some steps of a layer can get wrong.
+    """A group of isolating problems: problems whose answers depend on only some steps of a layer.
 
     Args:
         id: its name, in kebab-case.

@@ -27,7 +27,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function: asker -> [make(config, ...) for each config of the asker], with `lengths` (Lq, Lk) in turn."""
+    """Return a function: asker -> [make(config, ...) per config]. (Lq, Lk) of config i is lengths[i % len(lengths)]."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -59,7 +59,7 @@ def bias_alone(name: str) -> Problems:
 
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
-    """Return a problem with Lq, Lk > head_dim. Key 0 scores 0, queries differ in norm. `how`: as `generic` takes it."""
+    """Return a problem like that of `zeroed`. Queries differ in norm, and lengths are at least head_dim + 3."""
     least = config.head_dim + 3
     plain = zeroed(config, max(query_len, least), max(key_len, least), seed=3, weights=weights, **how)
     return changed(plain, queries=plain.inputs.queries * np.geomspace(0.3, 3.0, plain.sizes.query_len)[:, None])
@@ -101,7 +101,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a function: asker -> problems of equal scores, one per ((Lq, Lk), mask fields) in rows(config)."""
+    """Return a function: asker -> [a problem of equal scores for each ((Lq, Lk), mask fields) in rows(config)]."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -211,7 +211,7 @@ def biases_of_items(asker: Asker) -> list[Problem]:
 
 
 def bare_with(*rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Problems:
-    """Return a function: asker -> a problem without projections for each of `rows`, (config fields, mask fields)."""
+    """Return a function: asker -> [a problem without projections for each (config fields, mask fields) in `rows`]."""
 
     def problems(asker: Asker) -> list[Problem]:
         some = rows if asker.fixed_weights is None else ()
@@ -254,7 +254,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """Return a function: asker -> a problem for each config with changed `fields`, name -> values to take in turn."""
+    """Return a function: asker -> [a problem per config]. Config i has value i (cyclic) of each field in `fields`."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -373,7 +373,7 @@ DRAWN = 100  # calls that are drawn
 
 
 def drawn(asker: Asker) -> list[Problem]:
-    """Return random problems of several features each, which exclude bugs that fit only the simpler problems."""
+    """Return random problems of several features each. They exclude bugs that fit only problems of one feature."""
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])

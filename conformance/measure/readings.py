@@ -37,7 +37,7 @@ CLOSE = 1e-6
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield bugs read from the subject's attention weights: a wrong score of excluded keys, or wrong sums of rows."""
+    """Yield bugs read from the subject's attention weights: wrong scores at excluded keys, or wrong sums of rows."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)

@@ -41,7 +41,7 @@ and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
-    """Return the features of a call; EXTREME is one if inputs reach `huge` or are NaN, or if a row has no key."""
+    """Return the features of a call, with EXTREME among them if inputs reach `huge` or are NaN, or a row has no key."""
     usual = all((np.abs(getattr(problem.inputs, name)) < huge).all() for name in ("queries", "keys", "values"))
     extreme = not usual or not problem.allowed().any(axis=-1).all()
     return Setting.of(problem).has | ({EXTREME} if extreme else frozenset())
@@ -49,7 +49,7 @@ def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one group of isolating problems (calls that few steps can get wrong).
+    """The result of one group of isolating problems (calls whose answers depend on few steps).
 
     Attributes:
         probe: the group of problems.
@@ -73,7 +73,7 @@ class Measured:
         outcomes: the result of each group of problems, in order.
         asker: the Asker that asked the subject; it has the answers.
         behaviour: whether the subject is a function. If it is not, no problem was asked.
-        against: the first group that `start[0]` of `Probing.run` does not reproduce; None if one of `start` fits all.
+        against: None if a model in `start` (see `Probing.run`) fits all groups; else the first that start[0] misses.
     """
 
     models: tuple[Model, ...]
@@ -117,11 +117,11 @@ class Probing:
     Args:
         asker: the Asker of the subject.
         zoo: the bugs to try.
-        suffices: model -> whether it also fits everything else that is known of the subject.
-        like: problems. An isolating problem runs only if all its features (a past, say) occur in these. None: all run.
+        suffices: model -> whether it also explains what is known of the subject besides these answers.
+        like: problems. An isolating problem is run only if `like` has all its features (a past, say). None: run all.
         progress: called with a text on what is being done.
         known: a cache, (model, problem, whether gradients) -> whether the model reproduces the answer.
-        nearly: the models that reproduce every answer, but for which `suffices` is False.
+        nearly: a list that the search fills: models that reproduce every answer, but for which `suffices` is False.
     """
 
     asker: Asker
@@ -205,11 +205,12 @@ class Probing:
         return self._against(model) is None
 
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
-        """Return (models that give every answer to ordinary numbers, the number of these answers).
+        """Return (models that reproduce every answer to ordinary numbers, the number of these answers).
 
-        The models have known bugs, or one from `families`. If `suffices` holds for models that reproduce all answers,
-        return these and the number of all answers. A model gets one more bug, in rows without a key, if it then
-        reproduces more. Return ([], 0) unless both an ordinary and an extreme answer are wrong.
+        Three cases are distinguished:
+        - `suffices` is True for models in `nearly`: return these, and the number of all answers.
+        - All wrong answers are ordinary, or all are extreme: return ([], 0).
+        - Otherwise: models of known bugs or one from `families`. If it helps, a bug in rows without a key is added.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)
@@ -362,8 +363,7 @@ class Probing:
 def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
     """Return whether a model (tuple of bugs) gives the subject's output for a problem; with `gradients`, its gradients.
 
-    Without bugs, the suite's error bounds are used; with bugs, `Asker.nearness`. Return False if the model can't be run
-    on the problem.
+    Error bounds are the suite's without bugs, and `Asker.nearness` with bugs. A model that can't be run gives False.
     """
     if not (model or gradients):
         return asker.is_right(problem)

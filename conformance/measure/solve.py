@@ -33,7 +33,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """A solution of G groups of equations: `found` (G, U), residuals `left` (G, E), bool `told` (is determined)."""
+    """A solution of G groups of equations: `found` (G, U), residuals `left` (G, E). `told` (G, U): True if unique."""
 
     found: NDArray
     left: NDArray
@@ -47,7 +47,7 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
         made: (n, G, U), n choices of the unknowns -> (n, G, E). A group's results depend on its own unknowns only.
         start: (G, U), the unknowns to start from.
         wanted: (G, E), the wanted results.
-        fixed: (k, U), the coefficients of k linear combinations of each group's unknowns, which must not change.
+        fixed: (k, U), coefficients. In each group, the k sums `fixed @ unknowns` must stay as in `start`.
     """
     groups, unknowns = start.shape
     width = 1e-6 * max(1e-3, float(np.abs(start).max(initial=0.0)))
@@ -92,7 +92,7 @@ CODE = 2.0**-4
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return attention weights (B, H, Lq, Lk), read from `answer`'s outputs for `code` * unit vectors as values."""
+    """Return attention weights (B, H, Lq, Lk), read from outputs `answer(problem)` for values `code` * unit vectors."""
     config, sizes = problem.config, problem.sizes
     found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
     width = config.value_head_dim
@@ -151,10 +151,9 @@ Solved = tuple[NDArray, NDArray]
 
 
 def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
-    """Return (found, own): the array at `place` that gives the model the subject's output, and the model's own array.
+    """Return two arrays at `place`: one with which the model has the subject's output, and the model's own array.
 
-    Return None if no such array is found, or if it has too many elements. Further calls with the same array are run if
-    needed. Results are cached.
+    Return None if none is found or it has too many elements. More calls are run if needed, and results are cached.
     """
     known: dict[object, Solved | None] = evidence.asker.read
     key = tuple(bug.id for bug in evidence.model), problem, place.id
@@ -261,7 +260,7 @@ def _alike(evidence: Evidence, problem: Problem, call: PlacedCall) -> Iterable[P
 
 @lru_cache(maxsize=2048)
 def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool = False) -> Problem:
-    """Return the problem with new random inputs and, unless `fixed`, weights: those in `names`. `number`: the seed."""
+    """Return the problem with new random arrays for `names`. If `fixed`, only inputs are new. `number`: the seed."""
     rng = np.random.default_rng([abs(number), int(number < 0)])
     weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
     given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}

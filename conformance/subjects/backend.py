@@ -68,7 +68,7 @@ def as_users_run(subject: Any) -> Any:
 def paths_to_check(backend: Backend, path: str | None, *, compiled: bool = False) -> tuple[str | None, ...]:
     """Return the paths (ways to run a layer) to check: the compiled ones if `compiled`, else `path` alone.
 
-    `path=None` means the default paths. The result then begins with None, which stands for the first of these.
+    `path=None` means the default paths. The result then has None in place of the first of these.
     """
     if compiled:
         return backend.compiled_paths()

@@ -152,7 +152,7 @@ class Channel:
         Raises:
             EOFError: the other side is gone.
             ValueError: the other side announces a frame of more than `most` bytes.
-            Exception: `patience` raised it, which ended the wait.
+            Exception: the channel's function `patience` raised it to end the wait.
         """
         length, kind = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > most:

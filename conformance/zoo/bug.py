@@ -315,7 +315,7 @@ def of_past(name: str, change: Change, where: Where) -> Steps:
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
-    """Return {name: step}, where the step returns its right dict, updated by the dict `change(state, right dict)`."""
+    """Return {name: step}. If `right` is the unchanged step's dict, step returns {**right, **change(state, right)}."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 

@@ -95,7 +95,7 @@ class Entry:
 
 
 def vectors(dtypes: Sequence[str]) -> list[Vector]:
-    """Return (manifest row, arrays by name) of vectors in `dtypes` that need no projections and no feature in NEVER."""
+    """Return (manifest row, arrays by name) for each vector in `dtypes` without projections or a feature in NEVER."""
     found = []
     for vector in all_vectors():
         if vector.form == "heads" and vector.dtype in dtypes and not vector.case.config.parts:

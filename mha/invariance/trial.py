@@ -186,7 +186,7 @@ class Trial:
         return self.kept[key]
 
     def beside(self, x: Mapping[str, Given], more: Container[str] = ()) -> dict[str, Any]:
-        """Return the template's further arguments. All but those named in `more` are cut to the sequences' size.
+        """Return the template's arguments besides `x`. All not named in `more` are cut to the size of those in `x`.
 
         Raises:
             CantBeAsked: the sequences begin after position 0, and it is unknown which part of a mask fits them.

@@ -46,7 +46,7 @@ class Mask:
         text: the code of the array.
         axes: its axes, out of b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for any
             array that broadcasts to these four.
-        attend: what True means in the array: True for "may attend", False for "ignore".
+        attend: what True means in the array: "may attend" if True, "ignore" if False. `where` converts between these.
 
     >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False)
     ('~padded', 'valid')

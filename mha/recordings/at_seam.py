@@ -114,8 +114,8 @@ class SeamCalls:
         recorder: the Recorder of the calls.
         survey: the Survey of the model's modules, which notes the modules whose calls are recorded here.
         asked: a function: name of a layer -> whether the layer is to be recorded.
-        beside: a second Recorder. If a layer of transformers is recorded as a whole, this Recorder gets the function
-            calls inside the layer. None: such calls are dropped.
+        beside: a second Recorder, for function calls inside the layers of transformers that are recorded as whole
+            layers. None: such calls are dropped.
 
     Attributes:
         read: name of each layer that was recorded by its function calls -> whether its softmax is in float32.

@@ -55,7 +55,7 @@ class Nearness:
         messages: "recorded" or name of a backend -> sentences on arrays that exceed their bounds.
         keyless: how many rows (item, head, query) are fully masked; the recorded output is not compared there.
         not_numbers: how many of the shown weights are NaN.
-        apart: the largest |compared - shown weight| / allowed difference (see `Sources`); None if none are compared.
+        apart: the largest |shown - other weight| / allowed difference; None if `Sources` has no other weights.
     """
 
     ratios: dict[str, float] = field(default_factory=dict)

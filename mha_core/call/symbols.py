@@ -74,7 +74,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return a dict of a call's arrays of type `kind`, and tuples of the mask's other fields, as ("causal", True)."""
+    """Return (dict of a call's arrays of type `kind`, pairs of the mask's other fields, such as ("causal", True))."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}

@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Return a Rotary with `width`, `interleaved` and `start` alone. A call that gives tables needs no others."""
+        """Return a Rotary with only `width`, `interleaved` and `start`. A call with its own tables needs no more."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property

@@ -56,7 +56,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
+    """Return whether `hold(module)` made `held`. `module` must be the submodule of `outer` whose name is `name`."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held

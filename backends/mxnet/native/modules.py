@@ -33,7 +33,7 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
+    """Return whether `hold(module)` made `held`. `module` must be the submodule of `outer` whose name is `name`."""
     return module is held
 
 

@@ -113,8 +113,8 @@ def watch(
 ) -> Iterator[None]:
     """Return a context that calls `begun` before and `seen` after each call of a module that `choose` accepts.
 
-    `mha.recordings.hooks.Hooks.watch` explains these functions. Forward hooks disable fast paths that skip modules.
-    So nn.TransformerEncoder runs twice in eval() with a padding mask: for the hooks, then without them for its output.
+    `mha.recordings.hooks.Hooks.watch` explains these functions. Forward hooks disable fast paths that skip modules. So
+    nn.TransformerEncoder runs twice in eval() with a padding mask. The second run, without hooks, gives its output.
     """
     if hasattr(target, "_orig_mod"):
         raise SpecError("capture needs the module itself, not what torch.compile made of it: give module._orig_mod")

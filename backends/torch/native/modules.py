@@ -35,7 +35,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `held` came from `hold(module)`. The caller passes the submodule `name` of `outer` as `module`."""
+    """Return whether `hold(module)` made `held`. `module` must be the submodule of `outer` whose name is `name`."""
     return module is held
 
 

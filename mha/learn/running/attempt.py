@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """Return (the numbers from the calls up to the first failure, an Attempt whose `problem` is its reason, or "")."""
+    """Return (one number per call before the first failure, an Attempt). `Attempt.problem` says why a call failed."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)

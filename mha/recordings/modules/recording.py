@@ -256,7 +256,7 @@ class ModuleRecording:
 def plain(found: Any) -> Any:
     """Return JSON data with unprintable characters in names and classes escaped.
 
-    A text at the key "is" (an input of a recorded module) stays unchanged: the original is run with the same text.
+    A string under the dict key "is" was an input of a recorded module. It stays unchanged, to run the original with it.
     """
     if isinstance(found, str):
         return shown(found, LONGEST_MESSAGE)

@@ -88,7 +88,7 @@ class Inside:
 
     @cached_property
     def parts(self) -> list[PartCall]:
-        """Return the calls of the parts, in a run of the original's module on the inputs of the port's module.
+        """Return the calls of the submodules (parts), when the original's module runs on the inputs of the port's.
 
         Return [] if the module can't be run, or if the number of these calls is below 2 or above MOST_PARTS.
         """

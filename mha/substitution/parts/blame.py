@@ -192,7 +192,7 @@ class Blame(Parts):
         Such a module has one of these properties:
         - Its parameters differ from its original's, and wrong code around it may compensate the difference.
         - It is called after a wrong module, and has more outputs than its original.
-        - It is called after a wrong module, and another module of its class is right together with the code around it.
+        - It is called after a wrong module, and other code compensates the differences of a module of the same class.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {

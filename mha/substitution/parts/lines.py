@@ -24,9 +24,9 @@ class Lines:
     Args:
         recording: the port's recording.
         call: position of the call.
-        judged: the comparison of the call, in which the outputs of some submodules were replaced by the port's.
-        parts: positions of the submodules with replaced outputs.
-        unjudged: positions of the submodules without a verdict, whose code counts as that of the called module.
+        judged: the comparison with a run of the original, in which some submodules returned the port's outputs.
+        parts: positions of these submodules.
+        unjudged: positions of submodules without a verdict. Their code counts as the called module's own.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class Parts:
 
         Args:
             port: position of the module.
-            worst: the comparison of its only call, in which the outputs of its submodules were replaced by the port's.
+            worst: its only call, compared with a run of the original in which submodules returned the port's outputs.
         """
         ready, calls = self.ready[port]
         if len(ready) != 1:
