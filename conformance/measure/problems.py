@@ -373,7 +373,7 @@ DRAWN = 100  # calls that are drawn
 
 
 def drawn(asker: Asker) -> list[Problem]:
-    """Return random problems of several features each. They exclude bugs that fit only problems of one feature."""
+    """Return random problems of several features each, which refute bugs that fit problems of one feature by chance."""
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])

@@ -110,7 +110,7 @@ def tell(seconds: float) -> None:
 
 
 def alone(work: Callable[[], Any], seconds: float) -> Any:
-    """Return the result of `work()`, run in this thread, as in a browser. The web page ends Python after `seconds`."""
+    """Return the result of `work()`, run in this thread. The page is told to end Python after `seconds` (see `tell`)."""
     global _limit
     before, _limit = _limit, seconds
     tell(seconds)

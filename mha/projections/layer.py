@@ -357,7 +357,7 @@ def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *,
     Args:
         rows: (rows, ...): all rows of the projection's matrix, or of its outputs with the channels as the first axis.
         roles: "q", "k" and "v", or two of them, in the order of their rows.
-        columns: how many rows belong to the queries of all heads.
+        columns: the number of output channels of the queries, of all heads together.
         by_head: True for rows head by head (q, k, v of head 0, then of head 1, ...); False for role by role.
 
     Raises:

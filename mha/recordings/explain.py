@@ -291,9 +291,9 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
     """Return `found` without the explanations that the layers' own weights rule out.
 
-    If a layer is right with its own weights, only bugs in projections can explain its outputs. Without biases of
-    queries, keys and values, a wrong order in a packed array equals exchanged weights. Only the bugs of exchanged
-    weights are kept then.
+    If a layer is right with its own weights, only bugs in projections can explain its outputs. Two of these bugs
+    are alike in layers without biases of q, k and v: a wrong order in a packed array, and exchanged weights. Of these
+    two only exchanged weights are kept.
 
     Args:
         found: explanations of the calls, judged by the original's weights.

@@ -112,7 +112,7 @@ def roundings(array: NDArray) -> Iterator[tuple[str, NDArray]]:
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """Return in words where an array of the port comes from: "is the original's transposed" follows the array's name.
+    """Return where an array of the port comes from, as the end of a sentence, such as "is the original's transposed".
 
     `theirs` is the array of the port. `ours` is the original's array of the same name, in its layer `a`.
     """
