@@ -71,17 +71,17 @@ BEFORE_ALL = [(SMALL, {"query_offset": -1, **one}) for one in ({"causal": True},
 EMPTY_BY_POSITION = p.masked(lambda config: BEFORE_ALL, 1, queries=1.0, weights={})
 
 PROBES: tuple[Probe, ...] = (
-    Probe("no-values", "one key, where values and biases are 0.", NO_VALUES, "", "output"),
+    Probe("no-values", "one key, where the value input and all biases are 0.", NO_VALUES, "", "output"),
     Probe(
         "output-bias",
-        "one key, where all values are 0 and out_proj.bias is the only bias.",
+        "one key, where the value input is 0 and out_proj.bias is the only bias.",
         p.bias_alone("out_proj"),
         "output",
         "out_proj.bias output",
     ),
     Probe(
         "value-bias",
-        "one key, where all values are 0 and v_proj.bias is the only bias.",
+        "one key, where the value input is 0 and v_proj.bias is the only bias.",
         p.bias_alone("v_proj"),
         "",
         "v_proj.bias projected_values",

@@ -110,7 +110,7 @@ def tell(seconds: float) -> None:
 
 
 def alone(work: Callable[[], Any], seconds: float) -> Any:
-    """Return the result of `work()`, run in this thread. The page is told to end Python after `seconds` (see `tell`)."""
+    """Return the result of `work()`, run in this thread. `tell` gives the page `seconds` as the time limit."""
     global _limit
     before, _limit = _limit, seconds
     tell(seconds)
