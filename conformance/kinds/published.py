@@ -419,7 +419,7 @@ def dropouts() -> Iterator[Bug]:
             shape = ", ".join("1" if axis in axes else size for axis, size in enumerate(("B", "H", "Lq", "Lk")))
             more = " In detail: what is kept is divided by the share that is kept, not by 1 - p." * kept
             sentence = f"Dropout is drawn once for all {over}, as a mask ({shape}).{more}"
-            fix = "Draw a keep-mask of its own for each item and head, (B, H, Lq, Lk)."
+            fix = f"Draw a keep-mask of the weights' shape, (B, H, Lq, Lk).{' Divide by 1 - p.' * kept}"
             yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 
 
