@@ -102,7 +102,7 @@ LAYERS = {
         "rounded to float16",
     ),
     "8 bits": (layer(rounded=in_8_bits), PLAIN, "queries", "8-bit integers times a scale of each output channel"),
-    "3 bits": (layer(rounded=in_3_bits), PLAIN, "queries", "check what all projections have in common"),
+    "3 bits": (layer(rounded=in_3_bits), PLAIN, "queries", "check what all projections share"),
     "scale of the first": (
         layer(scaled=kept_by_shape()),
         PLAIN,
