@@ -276,7 +276,14 @@ class Probing:
         """Return bugs on file that give rows without a key: such rows turn up where another fault empties them."""
         empty = [one for one in self.outcomes if one.probe.id == "empty-rows" and one.differing]
         fitting: list[Model] = [(bug,) for one in empty for bug in self.zoo if self._fits((bug,), one)]
+        if empty and not fitting:  # another fault fills these rows and empties others: all that act in such rows alone
+            usual = [one for row in self.outcomes for one in row.asked if EXTREME not in features_of(one, LARGE)]
+            fitting = [(b,) for b in self.zoo if self._acts(b, empty[0].asked) and not self._acts(b, usual)]
         return fitting[:CONDITIONS]
+
+    def _acts(self, bug: Bug, problems: Iterable[Problem]) -> bool:
+        asked = map(self.asker.rounded, problems)
+        return any(self.variants.run(one, (bug,)) is not self.variants.kept(one) for one in asked)
 
     def _right(self, model: Model) -> int:
         """Return in how many rows a model gives the first problem that differs, or the first of all."""

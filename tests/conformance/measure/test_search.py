@@ -65,9 +65,9 @@ FAULTS = {
         lambda s, x: to_integers(x, 8, (0, 1, 2)),
         "8-bit integers times a scale",
     ),
-    "a sum": ("weights", _sink, "has 0.37 added"),
+    "a sum": ("weights", _sink, "0.37 is added to the sum of exp(score)"),
     "a fill": ("weights", _filled, "Excluded scores become -2.5"),
-    "a rule of keys": ("allowed", lambda s, x: x & (np.arange(x.shape[-1]) % 2 == 0), "Odd keys are left out"),
+    "a rule of keys": ("allowed", lambda s, x: x & (np.arange(x.shape[-1]) % 2 == 0), "Keys of odd number are left out"),
     "an order of axes": (
         "merged",
         lambda s, x: s["heads"].transpose(0, 2, 3, 1).reshape(x.shape),
