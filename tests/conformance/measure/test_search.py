@@ -67,7 +67,11 @@ FAULTS = {
     ),
     "a sum": ("weights", _sink, "0.37 is added to the sum of exp(score)"),
     "a fill": ("weights", _filled, "Excluded scores become -2.5"),
-    "a rule of keys": ("allowed", lambda s, x: x & (np.arange(x.shape[-1]) % 2 == 0), "Keys of odd number are left out"),
+    "a rule of keys": (
+        "allowed",
+        lambda s, x: x & (np.arange(x.shape[-1]) % 2 == 0),
+        "Keys of odd number are left out",
+    ),
     "an order of axes": (
         "merged",
         lambda s, x: s["heads"].transpose(0, 2, 3, 1).reshape(x.shape),
