@@ -83,7 +83,7 @@ def _scaled_dot_product(task: Task) -> Attend:
 
 
 def _transformers(task: Task) -> Attend:
-    """What `attn_implementation="sdpa"` calls."""
+    """Return the function that transformers calls for `attn_implementation="sdpa"`."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     is_causal, mask = _masks(task)
@@ -112,7 +112,7 @@ def _flex(task: Task) -> Attend:
 
 
 def _masks(task: Task) -> tuple[bool, Tensor | None]:
-    """Whether the causal mask is the whole one, and the bools (B or 1, 1, Lq or 1, Lk) where it is not."""
+    """Return whether the mask is causal alone, and the mask as bools (B or 1, 1, Lq or 1, Lk) if it is not."""
     is_causal = task.setting.causal and task.setting.window is None
     return is_causal, None if is_causal else _as_it_is(task.allowed)
 

@@ -59,7 +59,7 @@ class SideResult:
 
 
 class _Numpy(ReferenceSubject):
-    """Where no framework can run a side: it only shows that config and weights fit."""
+    """A side that no framework can run: the reference in its place shows only that config and weights fit."""
 
     name = "the reference in NumPy"
 

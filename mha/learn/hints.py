@@ -93,7 +93,7 @@ def solved(exercise: Exercise, framework: str) -> str:
 
 
 def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, time_limit: float) -> tuple[str, str]:
-    """What the second level says, and the third; "" where the verdict says it all."""
+    """Return the hints of the second and of the third level; "" where the verdict says it all."""
     if isinstance(exercise, LayerExercise) and exercise.alone and (verdict.why or verdict.status == "no answer"):
         return "", ""
     if isinstance(exercise, CatchExercise):

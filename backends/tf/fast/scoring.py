@@ -39,7 +39,7 @@ def doubtful_scores(floats: Floats, score: Score) -> tf.Tensor | None:
 
 
 def _fewer_numbers(floats: Floats) -> bool:
-    """Whether queries and keys are known to have fewer numbers than there are scores."""
+    """Return whether queries and keys are known to have fewer numbers than there are scores."""
     heads, query_len, width = floats.queries.shape[1:]
     kv_heads, key_len, _ = floats.keys.shape[1:]
     if query_len is None or key_len is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mha.formats.find import FoundLayer
 
 LIST_SCHEMA = 1
-"""Of what --list writes with --json."""
+"""The schema version of the JSON that --list writes."""
 
 
 def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> bool:

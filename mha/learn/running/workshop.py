@@ -21,7 +21,7 @@ IMPORT_SECONDS = 180.0
 TOO_LONG = ": an endless loop, or far too much work"
 
 MORE_TIME = f"{TOO_LONG}; a busy machine needs --time-limit 60"
-"""What is said of a file that took too long, where its time can be chosen."""
+"""The end of the message on a file that took too long, where --time-limit exists."""
 
 
 def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
