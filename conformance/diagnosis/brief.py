@@ -11,7 +11,6 @@ from conformance.judging.distance import worst
 from conformance.judging.expected import CHANGES
 from conformance.kinds.change import KINDS, NAMED, OR_WITH, Setting
 from conformance.kinds.made import FINITE, is_measured
-from conformance.kinds.oddities import ROUNDED
 from conformance.measure.search import Measured, ProbeResult
 from conformance.reports.brief import DETAIL, FIRST, MADE, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
@@ -38,7 +37,6 @@ NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return 
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 JOIN = "the join of past and new keys and values: its order, axis and lengths"
 OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
-CASTS = "casts (to bfloat16, float16, 8 bits), approximations (of exp) and added numbers (eps) in what makes the "
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
@@ -146,11 +144,9 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     if OR_WITH in alone and not is_shown:
         return HEED
     there = diagnosis.located
-    is_rounded = there is not None and ROUNDED in "".join(there.seen)
     look = there.look if there is not None and there.stage == stage else ""
     of_calls = {NAMED["past"]: JOIN * (stage in ("keys", "values")), BIASED: OF_BIAS.format(stage)}
     done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
-    done = f"{CASTS}{MADE.get(stage, stage)}{alone}" if is_rounded else done
     done = ADDITIVE if "score 'additive'" in alone else done
     return "" if is_shown else NEXT.format(done)
 
@@ -314,7 +310,7 @@ def shown(mismatch: Mismatch) -> str:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
     both = f"{mismatch.stage}[{where}] is {mismatch.actual:.6g}, should be {mismatch.expected:.6g}"
-    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > 1e-300 else "and must be exact"  # a 0
+    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > 1e-300 else "tolerance 0"
     off = f"; off by {mismatch.error:.3g}, {within}" * math.isfinite(mismatch.error or 0.0)
     return f"{both}{off} ({mismatch.wrong} of {mismatch.total} elements differ)"
 
@@ -344,7 +340,8 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
     kinds = [one for one in KINDS if one.words == diagnosis.alone and all(map(one.holds, wrong))]
     if "calls with " in diagnosis.alone and (kinds or diagnosis.alone == BIASED):
         return [f"Still right: all {diagnosis.alone.replace('with', 'without', 1)}."]
-    less = [row for row in rows[:first] if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
+    told = [row for row in rows[:first] if row.probe.id != "no-values"]  # of whose zeros a right answer says little
+    less = [row for row in told if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
     less.sort(key=lambda row: (len(Setting.of(row.asked[0]).has), not row.probe.stage))
     right = [f" Still right: calls with {row.probe.says}" for row in less]
     return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]
@@ -461,4 +458,4 @@ def _row(measured: Measured, outcome: ProbeResult, *, says: bool = True) -> str:
     if outcome.probe.gradients or got is None or wanted is None:
         return said
     place = worst(got, wanted, 1.0).index
-    return f"{said} output[{', '.join(map(str, place))}] is {got[place]:.6g}, expected {wanted[place]:.6g}"
+    return f"{said} output[{', '.join(map(str, place))}] is {got[place]:.6g}, should be {wanted[place]:.6g}"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.kinds.oddities import GATED, MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
+from conformance.kinds.oddities import CHOSEN, GATED, MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
 from mha_core import AttentionMask
 from mha_core.errors import listed
 
@@ -23,7 +23,7 @@ QUERIES, KEYS, HEADS, ORDER = "other queries", "other keys", "the parameters of 
 LOOK = {  # what weights depend on -> where code does that
     QUERIES: "what mixes queries: a mean, a norm or a convolution over the length, a softmax over another axis",
     KEYS: "what mixes the keys or the scores of one row: a mean, a norm, a convolution or a sum over the keys",
-    HEADS: "what mixes heads: a matrix over heads, the split into heads, or a number made of all heads' weights",
+    HEADS: "what mixes heads: a matrix over heads, the split into heads, or a norm or scale of a whole weight",
 }
 UP_TO_WEIGHTS = ("queries", "keys", "scores", "weights")
 
@@ -119,11 +119,13 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
             yield MIXED
         elif picked(weights, right) is not None:
             yield PICKED
+        elif kept := of_largest(weights, right):
+            yield kept
         elif own := _of_own(read, problem):
             yield own
         elif found := more_than_both(read, problem):
             names = _and([f"{one} (which change the ratio of two weights)" if one == KEYS else one for one in found])
-            what = f"The weights depend on more than the scores of their row: on {names}."
+            what = f"The weights of a row depend not on its scores alone, but on {names} too."
             yield what, _look(found, "factors and windows that depend on positions, and the order of the keys")
         elif follow(weights, right):
             yield "Larger scores have larger weights, but other ones than softmax gives.", _SOFTMAX
@@ -137,7 +139,7 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         if scores is None or not near(scores, right_scores + of_zero):
             yield (
                 f"{seen.capitalize()}: scores are more than products of queries and keys.",
-                f"{_ADDED} scores, and how they are made of both",
+                f"{_ADDED} scores, and how they are made of queries and keys",
             )
             return
         if (other := scores_of(read(changed(zero, keys=1.0 - inputs.keys)))) is not None and near(other, of_zero):
@@ -161,15 +163,15 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         )
         yield f"The scores of each head are {said}", look
     elif found := more_than_both(read, problem):
-        none = " With queries that are all 0 the weights are right: no bias is added." * (
+        none = " It is no bias by position, as ALiBi's: with queries that are all 0 the weights are right." * (
             {POSITIONS, DISTANCE} >= {*found}
         )
-        what = f"The score of a query and a key depends on more than these two: on {_and(found)}.{none}"
+        what = f"The score of a query and a key depends on {_and(found)} too.{none}"
         yield (
             what,
             _look(
                 found,
-                "rotary positions (angles, pairs of channels, position numbers) and factors that depend on positions",
+                _ROTARY[problem.config.rotary is None],
             ),
         )
     elif scores is not None:
@@ -181,6 +183,23 @@ def picked(weights: NDArray, right: NDArray) -> NDArray | None:
     off = np.abs(weights - right).max(axis=-1) > NEAR
     some_of_a_head = (off.any(axis=2) & ~off.all(axis=2)).any()
     return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
+
+
+LARGEST = "Each query attends to the keys of its largest scores alone"
+LEAST = 1e-9  # weights up to which there is none
+
+
+def of_largest(weights: NDArray, right: NDArray) -> Told | None:
+    """Return what is seen where a row has the weights of its largest scores alone; None if it is not so."""
+    let_in, counts = weights > LEAST, (weights > LEAST).sum(axis=-1)
+    least, most = np.where(let_in, right, np.inf).min(axis=-1), np.where(let_in, 0.0, right).max(axis=-1)
+    if let_in.all() or not let_in.any(axis=-1).all() or (most > least).any() or most.max() <= NEAR:
+        return None
+    few, many, keys = int(counts.min()), int(counts.max()), weights.shape[-1]
+    if few == many:
+        return f"{LARGEST}, {few} of {keys} keys: as by a top-k.", "what leaves out small scores or weights: a top-k"
+    some = f"{few} to {many} of {keys} keys: as by a top-p or a threshold"
+    return f"{LARGEST}, {some}.", "what leaves out small scores or weights: a top-p, or a threshold"
 
 
 def _of_own(read: Read, problem: Problem) -> Told | None:
@@ -200,7 +219,8 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
     )
 
 
-GATE = "what multiplies the heads' outputs: a gate, a norm, dropout, or a choice of heads"
+GATE = "what multiplies the heads' outputs: a gate or a norm"
+ROUTE = "what leaves out heads of some queries: a choice of heads (routing), or dropout of heads"
 _SOFTMAX = "what stands in the softmax for exp, a top-k or a threshold, and what each row is divided by"
 MIX = "what mixes heads after the softmax, such as a matrix or a mean over heads"
 PICKED: Told = (
@@ -212,9 +232,13 @@ MIXED: Told = f"The weights of each head are the right weights {OF_SEVERAL}", MI
 
 def look_of(line: str) -> str:
     """Return what to look at where an output is odd as a line of `oddities` says; "" for nothing in particular."""
-    return MIX if line.endswith(OF_SEVERAL) else GATE if line.endswith(GATED) else ""
+    return next((look for end, look in {OF_SEVERAL: MIX, GATED: GATE, CHOSEN: ROUTE}.items() if line.endswith(end)), "")
 
 
+_ROTARY = {
+    False: "rotary positions (angles, pairs of channels, position numbers) and factors that depend on positions",
+    True: "for rotary positions (RoPE), which this config does not have, and for a factor that depends on positions",
+}
 _ADDED = "what is added (a bias, a position, a learned vector) to the"
 
 

@@ -97,7 +97,7 @@ def _turned() -> Iterator[Bug]:
         turn = partial(_turn, *parts[some], pairs[layout], base, -1 if back else 1)
         step, places = TURNED[k]
         steps = {"rotated_queries": partial(turn, masks.QUERIES[q]), step: partial(turn, places)}
-        fix = DECLARE.format("rotary") if is_usual and not back else TURN + FORWARD * back
+        fix = (DECLARE.format("rotary") if is_usual else TURN) + FORWARD * back
         yield bug_of(sentence, sentence, fix, steps)
     for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
         sentence = (

@@ -18,6 +18,7 @@ TIMES = "the right one times"
 OF_SEVERAL = "of several heads, mixed."
 ROUNDED = "as where numbers are rounded"
 GATED = "as after a gate or a norm."
+CHOSEN = "as where some heads are left out (routed, pruned or dropped)."
 IN_PART = "are wrong, and the others right."
 ITEMS = (
     "The output of an item depends on the other items of the batch.",
@@ -50,12 +51,13 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
     axis = "summed over the {} they give 1: look at the axis of the softmax."
-    why = axis.format(over[0]) if over else GATED
+    is_chosen = (np.minimum(np.abs(ratio), np.abs(ratio - 1.0)) <= tolerance).all()
+    why = axis.format(over[0]) if over else CHOSEN if is_chosen else GATED
     least, most = (f"{float(end) + 0.0:.4g}" for end in np.round((ratio.min(), ratio.max()), 12))
     if of_weights and least != most and not over:
         yield f"The attention weight {{}} should be 1, and is {least} to {most}, by head and query."
         return
-    each = f"a number for each head and query, {least} to {most}: {why}"
+    each = f"a number for each head and query, {least} {'or' if is_chosen else 'to'} {most}: {why}"
     is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
     times = f"{np.median(ratio):.4g}." if is_one else each
     yield f"The heads' outputs {{}} are {TIMES.replace('one', 'ones')} {times}"
@@ -165,11 +167,18 @@ def sources_of(mask: AttentionMask) -> str:
     return ", ".join(said) or "no mask"
 
 
-def size(output: NDArray, right: NDArray) -> Iterator[str]:
-    """Yield a line with max |output - right| / max |right|, if this ratio is small."""
+SIZED = {"bfloat16": 2.0**-9, "8 bits": 2.0**-8, "float16": 2.0**-11, "TF32": 2.0**-11, "float32": 2.0**-24}
+"""Precision -> the relative error of one rounding."""
+
+
+def size(output: NDArray, right: NDArray, stage: str) -> Iterator[tuple[str, str]]:
+    """Yield (a line with max |output - right| / max |right|, what to look at), if this ratio is small."""
     off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
     if off <= LITTLE_OFF:
-        yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}."
+        names = [name for name, unit in SIZED.items() if unit / 30.0 <= off <= 30.0 * unit]
+        exp = "an approximated exp" + ", which shows as wrong scores too" * (stage == "scores")
+        look = ", ".join([*[f"casts (to {', '.join(names)})"] * bool(names), "added numbers (eps)", exp])
+        yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}.", look
 
 
 def _some(off: NDArray, name: str) -> str:

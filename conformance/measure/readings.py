@@ -171,7 +171,8 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
         for row in shares
         if row.size and np.ptp(row) > CLOSE
     ]
-    where = f"item {item}, head {head}, with {sources_of(problem.inputs.mask)}{cached}{said}{''.join(soft[:1])}"
+    equal = "" if problem.inputs.queries.any() else ", all scores equal"
+    where = f"item {item}, head {head}, {sources_of(problem.inputs.mask)}{equal}{cached}{said}{''.join(soft[:1])}"
     return [f"  Queries that attend to wrong keys (#: a key with a weight); {where}:", *drawing]
 
 
@@ -202,8 +203,8 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     said = tuple(one for one in said if dependent is None or not one.endswith(IN_PART))
     bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
     told = [bent] if bent else [*((one, look_of(one)) for one in said), *filter(None, [dependent])]
-    told = [*((one, "") for one in size(output, right)), *told]
-    alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
+    told = [*size(output, right, stage), *told]
+    alone = "of a call with one key" if problem.sizes.key_len == 1 else "of the first wrong call"
     return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")
 
 
@@ -239,7 +240,7 @@ def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[Told]:
         yield ITEMS
 
 
-NO_ATTENTION = " of one call: no attention over them is computed."
+NO_ATTENTION = ": no attention over them is computed."
 UNUSED = (
     "Other queries give the same output, other keys do not: the weights are made of the keys, and not of the queries."
 )

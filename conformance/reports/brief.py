@@ -12,10 +12,12 @@ MEASURED = "measured"  # in place of the id of a bug that is not on file
 DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
 SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
 LEGEND = {
-    **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Do": "output width"},
+    **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Lp": "past length"},
+    "Do": "output width",
     **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head"},
     "p": "dropout rate",
 }
+DROPOUT = "dropout of the attention weights"  # in place of "heads' outputs", which show it first
 FIRST = "First wrong step"  # what a cause begins with of which the step alone is known
 MADE = {  # stage -> what is meant, and how it is made
     "queries": "queries (projected, and split into heads)",
@@ -64,6 +66,8 @@ class Cause:
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
         stage = " or ".join(MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or "))
+        is_dropout = self.stage == "heads" and re.search("ropout|keep( /|-mask)", self.what + self.change)
+        stage = DROPOUT if is_dropout else stage
         what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
         is_said = not label and what.startswith((FIRST, f"{self.stage} "))
         said = what if is_said else f"{f'{label}, at the {stage}' if label else stage}: {what}"

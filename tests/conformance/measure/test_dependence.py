@@ -38,7 +38,7 @@ def _before(array):
     return np.concatenate([array[:, :, :1], array[:, :, :-1]], axis=2)
 
 
-ALONE = "and a key depends on more than these two: on"
+ALONE = "The score of a query and a key depends on"
 SAID = {  # what is wrong -> (the step, its stage, what is done to its result, what is said, what to look at)
     "a vector of each head": (
         "queries",
@@ -58,28 +58,28 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "similarity",
         "scores",
         lambda s, x: x * _by_distance(x),
-        f"{ALONE} the distance",
+        f"{ALONE} the distance from query to key too.",
         "rotary",
     ),
     "a mean query taken off": (
         "queries",
         "queries",
         lambda s, x: x - x.mean(2, keepdims=True),
-        f"{ALONE} other queries.",
+        f"{ALONE} other queries too.",
         "mixes q",
     ),
     "a mean key of before": (
         "keys",
         "keys",
         lambda s, x: x + np.roll(x, 1, 2),
-        f"{ALONE} other keys and their order.",
+        f"{ALONE} other keys and their order too.",
         "keys",
     ),
     "keys smeared forwards": (
         "keys",
         "keys",
         lambda s, x: 0.7 * x + 0.3 * _before(x),
-        f"{ALONE} other keys and their order.",
+        f"{ALONE} other keys and their order too.",
         "convolution",
     ),
     "a temperature": (
@@ -124,7 +124,7 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "scores",
         lambda s, x: x - np.square(_keys(s, x)),
         "more than products of queries",
-        "both",
+        "made of queries and keys",
     ),
     "weights of several heads": (
         "weights",
@@ -137,7 +137,7 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "weights",
         "weights",
         lambda s, x: x * (2.0 + _by_distance(x)),
-        "of their row: on the distance",
+        "not on its scores alone, but on the distance",
         "windows",
     ),
     "squares": ("weights", "weights", lambda s, x: x**2, "Larger scores have larger weights", "exp"),

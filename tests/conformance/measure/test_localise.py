@@ -252,7 +252,10 @@ def test_values_less_their_mean_are_not_said_to_be_no_attention():
     ("factor", "said"),
     [
         (lambda length: 0.4, "  Every number of the output is the right one times 0.4."),
-        (lambda length: 1 / length, "  Every number of the output of one call is the right one times 0.25."),
+        (
+            lambda length: 1 / length,
+            "  Every number of the output of the first wrong call is the right one times 0.25.",
+        ),
     ],
 )
 def test_a_factor_is_said_of_all_outputs_only_if_all_calls_have_it(factor, said):
