@@ -16,6 +16,7 @@ from conformance.reports.brief import DETAIL, FIRST, MADE, MEASURED, READINGS, B
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 from mha_core.errors import listed
+from mha_core.reference.forward import PART_OF
 from mha_core.stages import DONE_AT
 
 ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. Frameworks differ there too: see `mha deviations`."
@@ -40,9 +41,7 @@ OF_BIAS = "the bias of the projection of the {}: whether it is missing, added tw
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
-
-# By the stage that is narrower.
-KEEP = {"scores": "scores and softmax", "heads": "attention weights and values", "": "every array"}
+KEEP = {"scores": "scores and softmax", "heads": "attention weights and values", "": "every array"}  # what is narrower
 
 FIXES = {  # words of a remark -> what to change
     "dropout is left on": "Call layer.eval() (Keras: training=False; Flax: deterministic=True), or seed it.",
@@ -146,9 +145,8 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     there = diagnosis.located
     look = there.look if there is not None and there.stage == stage else ""
     of_calls = {NAMED["past"]: JOIN * (stage in ("keys", "values")), BIASED: OF_BIAS.format(stage)}
-    done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
-    done = ADDITIVE if "score 'additive'" in alone else done
-    return "" if is_shown else NEXT.format(done)
+    done = ADDITIVE if "score 'additive'" in alone else look or of_calls.get(diagnosis.alone)
+    return "" if is_shown else NEXT.format(done or f"{DONE_AT.get(stage, 'that')}{alone}")
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:
@@ -201,7 +199,9 @@ def _is_shown(diagnosis: Diagnosis, step: str = "") -> bool:
 
 
 def _of_bug(bug: Bug, label: str) -> Cause:
-    return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,), label=label)
+    *some, last = [one for one in STAGES[:3] if one in {PART_OF.get(step, step) for step in bug.forward}] or [bug.stage]
+    where = f"{', '.join(some)} and {last}" * (bool(some) and bug.stage in (*some, last))
+    return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,), label=label, where=where)
 
 
 def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
@@ -340,8 +340,7 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
     kinds = [one for one in KINDS if one.words == diagnosis.alone and all(map(one.holds, wrong))]
     if "calls with " in diagnosis.alone and (kinds or diagnosis.alone == BIASED):
         return [f"Still right: all {diagnosis.alone.replace('with', 'without', 1)}."]
-    told = [row for row in rows[:first] if row.probe.id != "no-values"]  # of whose zeros a right answer says little
-    less = [row for row in told if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
+    less = [row for row in rows[1:first] if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
     less.sort(key=lambda row: (len(Setting.of(row.asked[0]).has), not row.probe.stage))
     right = [f" Still right: calls with {row.probe.says}" for row in less]
     return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]

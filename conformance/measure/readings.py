@@ -164,15 +164,15 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=CLOSE)]
     of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
     said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
-    cached = f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
+    cached = ", all scores equal" * (not problem.inputs.queries.any())
+    cached += f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
     shares = [] if problem.inputs.queries.any() else [row[row > LITTLE] for row in weights[item, head]]
     soft = [
         f", where equal scores get the weights {', '.join(f'{one:.3g}' for one in row)}"
         for row in shares
         if row.size and np.ptp(row) > CLOSE
     ]
-    equal = "" if problem.inputs.queries.any() else ", all scores equal"
-    where = f"item {item}, head {head}, {sources_of(problem.inputs.mask)}{equal}{cached}{said}{''.join(soft[:1])}"
+    where = f"item {item}, head {head}, {sources_of(problem.inputs.mask)}{cached}{said}{''.join(soft[:1])}"
     return [f"  Queries that attend to wrong keys (#: a key with a weight); {where}:", *drawing]
 
 

@@ -41,6 +41,7 @@ class Cause:
         bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
         is_common: whether this mistake is common in public code, and another cause in the same Brief is rare there.
         label: "Cause" if it explains all differences, "Likely cause" if most; "" if only `stage` is known.
+        where: the stages that it changes, in words, if these are several of queries, keys and values; else "".
     """
 
     stage: str
@@ -49,6 +50,7 @@ class Cause:
     bugs: tuple[str, ...] = ()
     is_common: bool = False
     label: str = ""
+    where: str = ""
 
     @property
     def line(self) -> str:
@@ -65,7 +67,7 @@ class Cause:
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
-        stage = " or ".join(MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or "))
+        stage = self.where or " or ".join(MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or "))
         is_dropout = self.stage == "heads" and re.search("ropout|keep( /|-mask)", self.what + self.change)
         stage = DROPOUT if is_dropout else stage
         what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
