@@ -297,7 +297,7 @@ def _moved(side: int | None, by: int) -> int | None:
 
 
 _row = Table("weights", "Key j is allowed iff j <= query_offset + i for query i.")
-_placed = Table("weights", "Query i stands at position query_offset + i of its batch item, for causal and for window.")
+_placed = Table("weights", "Give query i the position query_offset + i of its batch item, for causal and for window.")
 
 CAUSAL = (
     _row("causal-ignored", "causal is ignored.", other_mask(causal=lambda s, causal: False)),
@@ -318,7 +318,7 @@ CAUSAL = (
     ),
     _placed(
         "causal-bottom-right",
-        "Causal rows are aligned at the last query and key instead of the first.",
+        "Causal rows are aligned at the last query and key, not the first: key j is allowed iff j <= i + Lk - Lq.",
         _ahead(lambda ahead: ahead <= 0, lambda s: s.sizes.key_len - s.sizes.query_len),
         seen_in="pytorch/pytorch#103082, onnx/onnx#8068",
     ),
