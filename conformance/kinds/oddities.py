@@ -176,8 +176,10 @@ def size(output: NDArray, right: NDArray, stage: str) -> Iterator[tuple[str, str
     off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
     if off <= LITTLE_OFF:
         names = [name for name, unit in SIZED.items() if unit / 30.0 <= off <= 30.0 * unit]
-        exp = "an approximated exp" + ", which shows as wrong scores too" * (stage == "scores")
-        look = ", ".join([*[f"casts (to {', '.join(names)})"] * bool(names), "added numbers (eps)", exp])
+        exp = " (the softmax's shows as wrong scores)" * (stage == "scores")
+        look = (
+            f"{f'casts (to {listed(names, MOST)}), ' * bool(names)}added numbers (eps), and approximations of exp{exp}"
+        )
         yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}.", look
 
 

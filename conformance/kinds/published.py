@@ -418,7 +418,7 @@ def dropouts() -> Iterator[Bug]:
         for kept in (False, True):
             shape = ", ".join("1" if axis in axes else size for axis, size in enumerate(("B", "H", "Lq", "Lk")))
             more = " In detail: what is kept is divided by the share that is kept, not by 1 - p." * kept
-            sentence = f"Dropout of the attention weights is one mask ({shape}) for all {over}.{more}"
+            sentence = f"Dropout is one mask ({shape}) for all {over}.{more}"
             fix = f"Draw a keep-mask of the weights' shape, (B, H, Lq, Lk).{' Divide by 1 - p.' * kept}"
             yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 

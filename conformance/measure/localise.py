@@ -89,7 +89,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     are_others = of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in of_scores)
     if are_others or (f"{FACTOR}values" in stages and "scores" in stages):  # one number in both
         said, _ = fact(evidence, of_scores[0], "queries")
-        look = COMMON + ", or the order of heads" * all(one.config.num_heads > 1 for one in differing["scores"])
+        look = COMMON + ", or the order of heads" * all(one.config.num_heads > 1 for one in failing)
         also = f"  {'The output projection is' if 'output' in stages else 'Values are'} wrong as well."
         return Located("queries", of_scores[0], (*said, also), look)
     if f"{FACTOR}output" in stages:  # numbers in another order
@@ -102,9 +102,9 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     return None if best is None else _seen(evidence, *best)
 
 
-DRAWN = {True: "the code that makes and applies the mask", False: "what leaves keys out where no mask is given"}
+DRAWN = {True: "the code that makes and applies the mask", False: "what leaves keys out: a top-k, a window, blocks"}
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
-COMMON = "what all projections share: the rounding, scale or layout of their weights, or a norm behind them"
+COMMON = "what all projections share: a norm, scale, rounding or layout of whole weights, or a norm behind them"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]

@@ -181,6 +181,6 @@ class Brief:
 
 def _symbols(lines: list[str]) -> list[str]:
     """Return a line on the symbols of the formulas in these lines; none where there are no formulas."""
-    used = set(re.findall(r"(?<![\w.'])(?!Do not)[A-Za-z]+(?![\w'])", " ".join(lines)))
+    used = set(re.findall(r"(?<![\w.'-])(?!Do not)[A-Za-z]+(?![\w'])", " ".join(lines)))
     named = [f"{name}: {words}" for name, words in LEGEND.items() if name in used]
     return [f"({', '.join(named)})"] if named else []
