@@ -9,7 +9,7 @@ from conformance.diagnosis.diagnose import ALL_NAN, BIASED, STORED_IN, Diagnosis
 from conformance.judging.compare import Mismatch
 from conformance.judging.distance import worst
 from conformance.judging.expected import CHANGES
-from conformance.kinds.change import KINDS, NAMED, OR_WITH, Setting
+from conformance.kinds.change import KINDS, OR_WITH, Setting
 from conformance.kinds.made import FINITE, is_measured
 from conformance.measure.search import Measured, ProbeResult
 from conformance.reports.brief import DETAIL, FIRST, MADE, MEASURED, READINGS, Brief, Cause
@@ -36,7 +36,7 @@ NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of 
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return them in a dict: {', '.join(STAGES)}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
-JOIN = "the join of past and new keys and values: its order, axis and lengths"
+JOIN = "the join of past and new keys and values: its order, axis, heads and lengths"
 OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
@@ -144,8 +144,9 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
         return HEED
     there = diagnosis.located
     look = there.look if there is not None and there.stage == stage else ""
-    of_calls = {NAMED["past"]: JOIN * (stage in ("keys", "values")), BIASED: OF_BIAS.format(stage)}
-    done = ADDITIVE if "score 'additive'" in alone else look or of_calls.get(diagnosis.alone)
+    is_past = there is not None and there.problem.sizes.past_len > 0 and stage in ("keys", "values")
+    of_calls = JOIN if is_past else OF_BIAS.format(stage) * (diagnosis.alone == BIASED)
+    done = ADDITIVE if "score 'additive'" in alone else look or of_calls
     return "" if is_shown else NEXT.format(done or f"{DONE_AT.get(stage, 'that')}{alone}")
 
 
@@ -248,6 +249,7 @@ ENDED = "The diagnosis ended early, so no reason is known:"
 ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
 NOTHING = " There is nothing to explain."
 CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
+SORTS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
 
 
 def cases(count: int) -> str:
@@ -410,9 +412,6 @@ def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
     fine = "If the layer does not take these, it is no fault: declare `capabilities` (docs/subjects.md)."
     others = len(diagnosis.failing) - len(plain.failing)
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
-
-
-SORTS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:

@@ -8,7 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.kinds.oddities import CHOSEN, GATED, MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
+from conformance.kinds.oddities import (
+    CHOSEN,
+    GATED,
+    MOST,
+    NEAR,
+    OF_OTHERS,
+    OF_SEVERAL,
+    follow,
+    is_of_several,
+    mix_of,
+    near,
+)
 from mha_core import AttentionMask
 from mha_core.errors import listed
 
@@ -127,8 +138,16 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
             names = _and([f"{one} (which change the ratio of two weights)" if one == KEYS else one for one in found])
             what = f"The weights of a row depend not on its scores alone, but on {names} too."
             yield what, _look(found, "factors and windows that depend on positions, and the order of the keys")
+        elif times := _of_sums(weights, right):
+            yield times
         elif follow(weights, right):
-            yield "Larger scores have larger weights, but other ones than softmax gives.", _SOFTMAX
+            off = (np.abs(weights.sum(axis=-1) - 1.0) > NEAR).any()
+            looks = [
+                "what stands in the softmax for exp",
+                *[_TOP] * bool((weights <= LEAST).any()),
+                *[_DIVIDED] * bool(off),
+            ]
+            yield "Larger scores have larger weights, but other ones than softmax gives.", "; ".join(looks)
         return
     inputs = problem.inputs
     zero = changed(problem, queries=0.0 * inputs.queries)
@@ -152,7 +171,8 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         found = more_than_both(read, zero)
         these = [*["the key"] * (to == "scores" and other is not None), *found]
         on = f" What is added depends on {_and(these)}." if these else ""
-        yield f"Something is added to the {to}{same}: {seen}.{on}", f"{_ADDED} {to}"
+        look = "what is added (a bias or a learned vector) to the" if same and not on else _ADDED
+        yield f"Something is added to the {to}{same}: {seen}.{on}", f"{look} {to}"
     elif scores is not None and (shares := mix_of(scores, right_scores)) is not None and is_of_several(shares):
         is_mix = (np.abs(shares) > NEAR).sum() > len(shares)
         said = f"the right scores {OF_SEVERAL}" if is_mix else "those of other heads."
@@ -185,6 +205,17 @@ def picked(weights: NDArray, right: NDArray) -> NDArray | None:
     return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
 
 
+def _of_sums(weights: NDArray, right: NDArray) -> Told | None:
+    """Return what is seen of weights that are the right ones times a number of each head or query; None if not."""
+    sums = weights.sum(axis=-1, keepdims=True)
+    if not near(weights, sums * right):
+        return None
+    each = "head" if near(sums, 0.0 * sums + sums[:1, :, :1]) else "query"
+    said = f"The weights of each {each} are the right ones times one number, {sums.min():.4g} to {sums.max():.4g}."
+    looks = {"query": f"{_DIVIDED}, or a gate of each query", "head": "a factor of each head, of weights or outputs"}
+    return said, looks[each]
+
+
 LARGEST = "Each query attends to the keys of its largest scores alone"
 LEAST = 1e-9  # weights up to which there is none
 
@@ -209,10 +240,10 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
     rows = [np.delete(one, 1, axis=2) for one in both if one is not None]
     if len(rows) < 2 or near(rows[0], rows[1]):
         return None
-    seen = "With keys that are all 0, the weights of a query still depend on other queries: queries meet queries."
+    seen = "With keys that are all 0, the weights of a query still depend on other queries: as of queries @ queries^T."
     of_keys = read(changed(problem, queries=0.0 * problem.inputs.queries))
     if of_keys is not None and not near(of_keys, of_keys[:, :, :1]):
-        seen += " With queries that are all 0 they differ too, from query to query: keys meet keys."
+        seen += " With queries that are all 0 they differ too, from query to query: as of keys @ keys^T."
     return (
         seen,
         "which arrays are multiplied for the scores (queries with keys, and no others), and what is added",
@@ -221,7 +252,7 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
 
 GATE = "what multiplies the heads' outputs: a gate or a norm"
 ROUTE = "what leaves out heads of some queries: a choice of heads (routing), or dropout of heads"
-_SOFTMAX = "what stands in the softmax for exp, a top-k or a threshold, and what each row is divided by"
+_TOP, _DIVIDED = "a top-k or a threshold", "what each row is divided by, beside its own sum (a sink, an added 1)"
 MIX = "what mixes heads after the softmax, such as a matrix or a mean over heads"
 PICKED: Told = (
     "Some queries give all keys the same weight; the weights of the others are right.",
@@ -230,8 +261,10 @@ PICKED: Told = (
 MIXED: Told = f"The weights of each head are the right weights {OF_SEVERAL}", MIX
 
 
-def look_of(line: str) -> str:
+def look_of(line: str, stage: str) -> str:
     """Return what to look at where an output is odd as a line of `oddities` says; "" for nothing in particular."""
+    if (stage == "values" and line.endswith(OF_SEVERAL)) or line.startswith(OF_OTHERS):
+        return "which head of values each head reads, and what mixes heads of values"
     return next((look for end, look in {OF_SEVERAL: MIX, GATED: GATE, CHOSEN: ROUTE}.items() if line.endswith(end)), "")
 
 
@@ -332,14 +365,13 @@ def of_no_values(output: Read, problem: Problem) -> Told:
     why = {"keys": ", as where there is one more key with a value", "queries": ", as where queries are added"}
     seen = "Something is added to the output: it is not 0 in a call with values and biases that are all 0."
     like = next((words for name, words in why.items() if name in names), ", as a bias")
-    return (
-        f"{seen} {on}{like}.",
-        "what is added to the heads or the output, and whether there are more keys than are given",
-    )
+    added = "what is added to the heads or to the output"
+    look = {"keys": "whether there are more keys than are given (learned ones, a sink)", "queries": f"{added}: queries"}
+    return f"{seen} {on}{like}.", next((words for name, words in look.items() if name in names), f"{added}: a bias")
 
 
 def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
-    """Yield (a sentence, what to look at) if doubled values do not double the output, in a call without biases.
+    """Yield (a sentence, what to look at) if the output is not linear in the values, in a call without biases.
 
     Args:
         output: call -> the output, or None.
@@ -349,10 +381,14 @@ def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
     if stage in UP_TO_WEIGHTS:
         return
     values = problem.inputs.values
-    outputs = [output(problem), output(changed(problem, values=2.0 * values))]
-    one, two = (np.asarray(0.0 if found is None else found) for found in outputs)
+    back = values[:, ::-1]
+    outputs = [output(changed(problem, values=one)) for one in (values, 2.0 * values, back, values + back)]
+    one, two, other, both = (np.asarray(0.0 if found is None else found) for found in outputs)
     if one.any() and near(two, one):
         yield "Values that are twice as large give the same output.", f"whether there is a norm of the {stage}"
     elif one.any() and not near(two, 2.0 * one):
         what = "Values that are twice as large, without biases, do not give an output twice as large."
         yield what, f"what bends, bounds, norms or gates the {stage}"
+    elif one.any() and other.any() and not near(both, one + other):
+        what = "Without biases, the output of values v1 + v2 is not that of v1 plus that of v2."
+        yield what, f"what rounds, bends or bounds the {stage}"

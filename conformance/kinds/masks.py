@@ -178,7 +178,7 @@ def rules_of_sources() -> Iterator[Bug]:
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}{STANDS.get(q, '')}."
         yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
     for (k, q), (words, within) in product(POSITIONS, WINDOWS.items()):
-        where = words.format(q=q, k=k)
+        where = words.format(q=q, k=k).replace("(j)", "j")
         lead = next((lead for end, lead in LEADS.items() if where.endswith(end)), "In a window (left, right),")
         said = f"{lead} query i sees key j where {where}."
         yield _of_keys(said, partial(_window, KEYS[k], QUERIES[q], within), np.logical_and, "window", WITHIN)

@@ -11,11 +11,11 @@ from conformance.cases.problem import Problem
 from mha_core import AttentionMask
 from mha_core.errors import listed
 
-TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
+TOLERANCE, LITTLE_OFF, MOST = 1e-8, 5e-3, 4
 """Relative differences up to which numbers are equal, and up to which they are said to be little; and how many places
 of those that are wrong are said."""
 TIMES = "the right one times"
-OF_SEVERAL = "of several heads, mixed."
+OF_SEVERAL, OF_OTHERS = "of several heads, mixed.", "The outputs of heads"
 ROUNDED = "as where numbers are rounded"
 GATED = "as after a gate or a norm."
 CHOSEN = "as where some heads are left out (routed, pruned or dropped)."
@@ -45,8 +45,8 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     off = tolerance * np.abs(heads).max(initial=0.0)
     if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
         # Of no more channels than heads everything is a sum.
-        if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all() and mix_of(heads, right) is not None:
-            yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
+        if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all():
+            yield from _mixed(mix_of(heads, right))
         return
     axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
@@ -61,6 +61,18 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
     times = f"{np.median(ratio):.4g}." if is_one else each
     yield f"The heads' outputs {{}} are {TIMES.replace('one', 'ones')} {times}"
+
+
+def _mixed(shares: NDArray | None) -> Iterator[str]:
+    """Yield a line on heads' outputs that are sums of the right ones, by shares (H, H); or none for None."""
+    if shares is None:
+        return
+    heads = np.abs(shares).argmax(axis=1)
+    if np.abs(shares - np.eye(len(shares))[heads]).max() > NEAR:
+        yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
+        return
+    own, read = (listed(list(map(str, some)), MOST) for some in (range(len(heads)), heads))
+    yield f"{OF_OTHERS} {own} {{}} are the right ones of heads {read}."
 
 
 def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
@@ -196,6 +208,18 @@ def _some(off: NDArray, name: str) -> str:
         if some.all() and wrong > 1:
             return f"the {end} {wrong} of {count} {name}"
     return f"{name} {listed(list(map(str, np.flatnonzero(off))), MOST)} (of {count}, counted from 0)"
+
+
+def place_of(wrong: NDArray, mask: AttentionMask) -> str:
+    """Return in words the first (item, head) of bools (B, H) that are True, which alone are so, and the mask.
+
+    >>> place_of(np.array([[False, True, True], [False, True, True]]), AttentionMask(causal=True))
+    'item 0, head 1 (the last 2 of 3 heads alone are wrong), causal True'
+    """
+    item, head = map(int, np.argwhere(wrong)[0])
+    axes = ((wrong.any(axis=1), "items"), (wrong.any(axis=0), "heads"))
+    alone = ", in ".join(_some(off, name) for off, name in axes if not off.all())
+    return f"item {item}, head {head}{f' ({alone} alone are wrong)' * bool(alone)}, {sources_of(mask)}"
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:

@@ -123,8 +123,8 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))
     if (more := len(lines) - 1 - 2 * ROWS) > 0:
         lines = [*lines[: 1 + ROWS], f"    (and {more} more)", *lines[-ROWS:]]
-    said, look = next(dependence(evidence, problem.config, stage), ("", DRAWN[bool(Setting.of(problem).has & MASKING)]))
-    return Located(stage, problem, (f"  {said}",) if said.startswith(LARGEST) else tuple(lines), look)
+    one, look = next(dependence(evidence, problem.config, stage), ("", DRAWN[bool(Setting.of(problem).has & MASKING)]))
+    return Located(stage, problem, (f"  {one}",) if one.startswith(LARGEST) else tuple(lines), look)
 
 
 def _of_named(evidence: Evidence, problem: Problem) -> str | None:

@@ -110,7 +110,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("additive-score", "the additive score.", ADDITIVE, "scores", "similarity"),
     Probe("masked-scores", "scores that differ from key to key, and a mask.", EXCLUDED, "weights", IN_CALLS),
     Probe("score-bias", "an additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
-    Probe("bias-of-items", "biases by head or item, as many of each.", p.biases_of_items, "scores", "bias scores"),
+    Probe("bias-of-items", "a bias by head or item, where items = heads.", p.biases_of_items, "scores", "bias scores"),
     Probe("excluded-large", "allowed keys that score far below the excluded ones.", p.steep, "weights"),
     Probe("items", "batches of 2 to 8 items without a mask.", p.batches, "", ITEMS),
     Probe("long", "dozens and hundreds of queries or keys.", p.long, "weights", "output heads"),

@@ -332,7 +332,7 @@ def test_of_weights_that_queries_make_with_queries_that_is_said():
     read = partial(weights_of, Evidence(Asker(OutputAlone(wrong_at("weights", both))), Variants()))
     right = reference.run(problem.config, problem.weights, problem.inputs).weights
     (seen, look), *more = of_dependence(read, problem, right, "weights")
-    assert (more, "queries meet queries." in seen, "keys meet keys." in seen) == ([], True, True)
+    assert (more, "queries @ queries^T." in seen, "keys @ keys^T." in seen) == ([], True, True)
     assert look.startswith("which arrays are multiplied for the scores")
     assert list(sums_of(read(problem), np.ones(right.shape, bool))) == [
         "The attention weights of each query sum to 2, not to 1."
