@@ -344,8 +344,9 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
         return [f"Still right: all {diagnosis.alone.replace('with', 'without', 1)}."]
     less = [row for row in rows[1:first] if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
     less.sort(key=lambda row: (len(Setting.of(row.asked[0]).has), not row.probe.stage))
-    right = [f" Still right: calls with {row.probe.says}" for row in less]
-    return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]
+    right = [f" Still right: calls with {row.probe.says}" for row in less[-1:]]
+    right = [" Still right: all further calls without a cache."] if all("past" in one.has for one in wrong) else right
+    return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right)}"]
 
 
 def of_precision(diagnosis: Diagnosis) -> str:

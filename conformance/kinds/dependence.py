@@ -205,13 +205,16 @@ def picked(weights: NDArray, right: NDArray) -> NDArray | None:
     return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
 
 
+OF_SUMS = "are the right weights times one number"
+
+
 def _of_sums(weights: NDArray, right: NDArray) -> Told | None:
     """Return what is seen of weights that are the right ones times a number of each head or query; None if not."""
     sums = weights.sum(axis=-1, keepdims=True)
     if not near(weights, sums * right):
         return None
     each = "head" if near(sums, 0.0 * sums + sums[:1, :, :1]) else "query"
-    said = f"The weights of each {each} are the right ones times one number, {sums.min():.4g} to {sums.max():.4g}."
+    said = f"The weights of each {each} {OF_SUMS}, {sums.min():.4g} to {sums.max():.4g}."
     looks = {"query": f"{_DIVIDED}, or a gate of each query", "head": "a factor of each head, of weights or outputs"}
     return said, looks[each]
 
@@ -259,6 +262,11 @@ PICKED: Told = (
     "code that picks queries (top-k, sparse attention), and what it gives the rest",
 )
 MIXED: Told = f"The weights of each head are the right weights {OF_SEVERAL}", MIX
+
+
+def is_whole(told: Told | None) -> bool:
+    """Return whether what is seen of weights says also what their rows sum to."""
+    return told is not None and (told == MIXED or OF_SUMS in told[0])
 
 
 def look_of(line: str, stage: str) -> str:

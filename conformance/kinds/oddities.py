@@ -46,7 +46,7 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
         # Of no more channels than heads everything is a sum.
         if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all():
-            yield from _mixed(mix_of(heads, right))
+            yield from _mixed(heads, right)
         return
     axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
@@ -63,15 +63,15 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     yield f"The heads' outputs {{}} are {TIMES.replace('one', 'ones')} {times}"
 
 
-def _mixed(shares: NDArray | None) -> Iterator[str]:
-    """Yield a line on heads' outputs that are sums of the right ones, by shares (H, H); or none for None."""
-    if shares is None:
+def _mixed(heads: NDArray, right: NDArray) -> Iterator[str]:
+    """Yield a line if each head's outputs are the right ones of another head, or sums of the right ones of several."""
+    if (shares := mix_of(heads, right)) is None:
         return
-    heads = np.abs(shares).argmax(axis=1)
-    if np.abs(shares - np.eye(len(shares))[heads]).max() > NEAR:
+    of = np.abs(shares).argmax(axis=1)
+    if not near(heads, right[:, of]):
         yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
         return
-    own, read = (listed(list(map(str, some)), MOST) for some in (range(len(heads)), heads))
+    own, read = (listed(list(map(str, some)), MOST) for some in (range(len(of)), of))
     yield f"{OF_OTHERS} {own} {{}} are the right ones of heads {read}."
 
 
@@ -214,12 +214,12 @@ def place_of(wrong: NDArray, mask: AttentionMask) -> str:
     """Return in words the first (item, head) of bools (B, H) that are True, which alone are so, and the mask.
 
     >>> place_of(np.array([[False, True, True], [False, True, True]]), AttentionMask(causal=True))
-    'item 0, head 1 (the last 2 of 3 heads alone are wrong), causal True'
+    'item 0, head 1 (wrong in the last 2 of 3 heads alone), causal True'
     """
     item, head = map(int, np.argwhere(wrong)[0])
     axes = ((wrong.any(axis=1), "items"), (wrong.any(axis=0), "heads"))
-    alone = ", in ".join(_some(off, name) for off, name in axes if not off.all())
-    return f"item {item}, head {head}{f' ({alone} alone are wrong)' * bool(alone)}, {sources_of(mask)}"
+    some = " of ".join(_some(off, name).partition(" (of")[0] for off, name in axes if not off.all())
+    return f"item {item}, head {head}{f' (wrong in {some} alone)' * bool(some)}, {sources_of(mask)}"
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, Setting
-from conformance.kinds.dependence import MIXED, UP_TO_WEIGHTS, Told, look_of, of_dependence, of_no_values, of_size
+from conformance.kinds.dependence import UP_TO_WEIGHTS, Told, is_whole, look_of, of_dependence, of_no_values, of_size
 from conformance.kinds.expressions import Expression, expressions_of
 from conformance.kinds.oddities import IN_PART, ITEMS, NEAR, TOLERANCE, factors, facts, marks, place_of, size, sums_of
 from conformance.kinds.places import PLACES
@@ -161,7 +161,9 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=NEAR)]
-    of_item = [f", as item {b} allows" for b, one in enumerate(allowed) if (let_in[item, head] == one[head]).all()]
+    of_item = [
+        f", as is right for item {b}" for b, one in enumerate(allowed) if (let_in[item, head] == one[head]).all()
+    ]
     said = "".join([*(f", as if {words} given" for words in as_if), *of_item][:1])
     cached = ", all scores equal" * (not problem.inputs.queries.any())
     cached += f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
@@ -194,9 +196,9 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
     dependent = next(dependence(evidence, problem.config, stage), None)
-    odd = () if found is None or dependent == MIXED else sums_of(found[0], found[2])
+    odd = () if found is None or is_whole(dependent) else sums_of(found[0], found[2])
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
-    times = () if heads is None else factors(*heads, of_weights=stage == "weights")
+    times = () if heads is None or is_whole(dependent) else factors(*heads, of_weights=stage == "weights")
     is_masked = bool(Setting.of(problem).has & MASKING)
     said = (*facts(output, np.asarray(right), wrong, masked=is_masked), *times, *odd)[:1]
     said = tuple(one for one in said if dependent is None or not one.endswith(IN_PART))

@@ -67,7 +67,9 @@ class Cause:
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
-        stage = self.where or " or ".join(MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or "))
+        stage = self.where * bool(label) or " or ".join(
+            MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or ")
+        )
         is_dropout = self.stage == "heads" and re.search("ropout|keep( /|-mask)", self.what + self.change)
         stage = DROPOUT if is_dropout else stage
         what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
