@@ -97,7 +97,7 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
     "{q} - (left // 2) <= {k} <= {q} + (right // 2)": lambda q, k, *sides: _between(
         0, 0, q, k, *(side // 2 if np.isfinite(side) else side for side in sides)
     ),
-    "{q} - left <= {k} <= {q} + right and {q} - {k} is even": lambda q, k, *sides: (
+    "{q} - left <= {k} <= {q} + right and {q} - ({k}) is even": lambda q, k, *sides: (
         _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0)
     ),
     "{q} - left <= {k} <= {q} + right or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
@@ -138,7 +138,7 @@ BESIDES: Mapping[str, Term] = {
     "Keys j >= Lq": lambda s: key_number(s) >= s.sizes.query_len,
     "New keys after the first": lambda s: key_number(s) > (s.sizes.past_len or s.sizes.key_len),
     **{
-        words.format(n, keys="key" if n == 1 else f"{n} keys"): partial(rule, n)
+        words.format(n, keys="key" if n == 1 else f"{n} keys").replace(" 1 positions", " 1 position"): partial(rule, n)
         for n in BLOCKS
         for words, rule in (
             ("The first {keys}", lambda n, s: key_number(s) < n),
@@ -165,6 +165,8 @@ def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
 
 
 ALL = "Let a query attend to every key that all sources of the mask allow, and to no other."
+OUT = "Exclude keys where the mask does, and nowhere else."
+IN = "Let these keys in only where all sources of the mask allow them."
 TOGETHER = "Combine all sources of the mask with AND: a key is allowed only if each of them allows it."
 SEES = "Let query i see key j where j <= offset + i (offset: query_offset)."
 WITHIN = "Let query i see key j where offset + i - left <= j <= offset + i + right (offset: query_offset)."
@@ -192,9 +194,11 @@ def rules_beside() -> Iterator[Bug]:
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         some_are = f"{words} {'is' if words.endswith(' key') else 'are'}"
-        yield _of_keys(f"{some_are} left out, whatever the mask says.", some, lambda right, some: right & ~some)
-        yield _of_keys(f"{some_are} left out, unless the row has no other.", some, _but_not_all)
-        yield _of_keys(f"{some_are} let in, whatever the mask says.", some, np.logical_or)
+        yield _of_keys(
+            f"{some_are} left out, whatever the mask says.", some, lambda right, some: right & ~some, fix=OUT
+        )
+        yield _of_keys(f"{some_are} left out, unless the row has no other.", some, _but_not_all, fix=OUT)
+        yield _of_keys(f"{some_are} let in, whatever the mask says.", some, np.logical_or, fix=IN)
 
 
 SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None, "causal": False, "window": None}
@@ -309,7 +313,7 @@ def _axis(size: int, axis: int) -> NDArray:
 def rules_of_some() -> Iterator[Bug]:
     """Yield bugs in which the mask acts only in some rows."""
     for words, some in SOME.items():
-        said = f"The mask is applied in {words} alone."
+        said = f"The mask is applied only in {words}."
         steps: dict[str, Any] = {"allowed": partial(_in_some, some), "padding": _no_padding}
         yield bug_of(said, said, "Apply the mask to every item, head and query.", steps, stage="weights")
 
@@ -325,7 +329,7 @@ def _in_some(some: Callable[[State], Any], state: State, beneath: Step) -> NDArr
 AXES = {"allowed": ("item", "head", "query", "key"), "bias": ("item", "head", "query", "key"), "valid_lens": ("item",)}
 STEPS = {"allowed": ("allowed", "padding"), "bias": ("scores", "allowed"), "valid_lens": ("allowed", "padding")}
 BY_NUMBER = "Whatever the sizes are, read {} as {}."
-LEAVE = "Give each item, head, query and key the numbers of its own."
+LEAVE = "Give each item, head, query and key its own entry."
 
 
 def masks_reordered() -> Iterator[Bug]:

@@ -174,7 +174,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     "the entmax-1.5 of the scores": partial(_entmax, 2),
     "softmax(queries, over channels) @ softmax(keys, over positions)^T (efficient attention)": _efficient,
     **{
-        f"clip({high - low:g} * softmax(scores) - {-low:g}, 0, 1)": partial(_clipped, low, high)
+        f"clip({high - low:g} * softmax(scores) - {abs(low):g}, 0, 1)": partial(_clipped, low, high)
         for low, high in product((-0.03, -0.003, -0.1, 0.0), (1.0, 1.03))
         if (low, high) != (0.0, 1.0)
     },
@@ -183,7 +183,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         _softmax(s, s["scores"]) + np.eye(s.sizes.query_len, s.sizes.key_len)
     ),
     **{
-        f"the softmax, 0 where it is below {words}{', divided by their sum again' * again}": partial(
+        f"the softmax, with all below {words} set to 0{', and each row divided by its sum again' * again}": partial(
             _above, least, again
         )
         for (words, least), again in product(LEAST.items(), (False, True))

@@ -140,8 +140,35 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "not on its scores alone, but on the distance",
         "windows",
     ),
+    "a top-k": ("weights", "weights", lambda s, x: _largest(x, 3), "scores alone, 3 of", "a top-k"),
+    "a top-p": (
+        "weights",
+        "weights",
+        lambda s, x: _largest(x, 2 + np.arange(x.shape[2])[:, None] % 3),
+        "of its largest scores alone, 2 to 4 of",
+        "a top-p, or a threshold",
+    ),
+    "a factor of each head": (
+        "weights",
+        "weights",
+        lambda s, x: x / _by_head(x),
+        "of each head are the right weights times one number, 0.",
+        "a factor of each head",
+    ),
+    "a sink": (
+        "weights",
+        "weights",
+        lambda s, x: x * (0.5 + 0.4 * x.max(-1, keepdims=True)),
+        "of each query are the right weights times one number, 0.",
+        "a sink",
+    ),
     "squares": ("weights", "weights", lambda s, x: x**2, "Larger scores have larger weights", "exp"),
 }
+
+
+def _largest(weights, count):
+    """The weights of the `count` largest of each row."""
+    return np.where((-weights).argsort(-1).argsort(-1) < count, weights, 0.0)
 
 
 def _keys(state, array):
@@ -205,3 +232,13 @@ def test_a_verb_is_no_symbol():
     assert "output width" not in " ".join(told.said)
     formula = replace(told, causes=(Cause("output", "It is (B, Do)."),))
     assert "Do: output width" in " ".join(formula.said)
+    top_p = replace(told, causes=(Cause("weights", "As by a top-p."),))
+    assert "dropout rate" not in " ".join(top_p.said)
+
+
+def test_a_cause_stands_at_what_it_changes():
+    """A dropout that heads share was placed at the heads' outputs, a rotation of queries and keys at the queries."""
+    shared = Cause("heads", "Dropout is one mask (1, 1, Lq, Lk) for all items and heads.", label="Cause")
+    assert shared.lines()[0].startswith("Cause, at the dropout of the attention weights: Dropout is")
+    turned = Cause("queries", "They are turned.", label="Cause", where="queries and keys")
+    assert turned.lines() == ["Cause, at the queries and keys: They are turned."]

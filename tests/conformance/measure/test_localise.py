@@ -10,8 +10,8 @@ import pytest
 
 from conformance.cases.parts import SQUARE
 from conformance.kinds.change import Setting
-from conformance.kinds.dependence import of_dependence
-from conformance.kinds.oddities import factors, sums_of
+from conformance.kinds.dependence import look_of, of_dependence
+from conformance.kinds.oddities import factors, size, sums_of
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
 from conformance.measure.designs import CONFIGS, NO_BIASES, generic
@@ -205,7 +205,7 @@ def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
     located = localise(measured(bug))
     assert located is not None
     assert located.stage == "weights"
-    where = "item 0, head 0, with causal True"
+    where = "item 0, head 0, causal True, all scores equal"
     assert located.seen[0] == f"  Queries that attend to wrong keys (#: a key with a weight); {where}:"
     assert located.seen[1:] == (  # of the call with most queries the first and the last ones
         "    query 0:  ##.........   right: #..........",
@@ -275,6 +275,31 @@ def test_of_one_key_weights_over_queries_are_no_gate():
     right = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
     assert "the queries they give 1: look at the axis of the softmax" in next(factors(shares * right, right))
     assert "as after a gate or a norm" in next(factors(1.5 * shares * right, right))
+
+
+def test_heads_that_are_left_out_or_exchanged_are_no_gate_and_no_mix():
+    """Of heads of which each query keeps two it was said that a gate, a norm or dropout multiplies them."""
+    right = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
+    kept = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])[..., None]
+    assert "each head and query, 0 or 1: as where some heads are left out" in next(factors(kept * right, right))
+    (said,) = factors(right[:, [1, 1]], right)
+    assert said.format("of a call") == "The outputs of heads 0, 1 of a call are the right ones of heads 1, 1."
+    assert look_of(said, "heads").startswith("which head of values each head reads")
+    (said,) = factors(right + right[:, ::-1], right)
+    assert look_of(said, "heads").startswith("what mixes heads after the softmax")
+    assert look_of(said, "values").startswith("which head of values each head reads")
+
+
+@pytest.mark.parametrize(
+    ("off", "formats"),
+    [(1e-3, "casts (to bfloat16, 8 bits, float16, TF32), "), (3e-5, "casts (to float16, TF32), "), (5e-6, "")],
+)
+def test_only_casts_that_err_as_much_are_looked_for(off, formats):
+    """Of an error of 3e-05 it was said that bfloat16 is to be looked for, whose numbers err by 4e-3."""
+    right = np.linspace(-1.0, 1.0, 8)
+    ((said, look),) = size(right + off, right, "weights")
+    assert said.endswith(": as where numbers are rounded.")
+    assert look == f"{formats}added numbers (eps), and approximations of exp"
 
 
 def test_of_a_right_layer_no_step_is_said():
