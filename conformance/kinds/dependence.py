@@ -153,7 +153,8 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
     zero = changed(problem, queries=0.0 * inputs.queries)
     of_zero, scores = scores_of(read(zero)), scores_of(weights)
     right_scores = logs(right, right > 0.0)
-    if of_zero is not None and not near(of_zero, 0.0 * of_zero, 1.0):
+    is_product = problem.config.score != "additive"  # whose scores differ from key to key without a query too
+    if is_product and of_zero is not None and not near(of_zero, 0.0 * of_zero, 1.0):
         seen = "with queries that are all 0 and no biases, the weights of a query still differ from key to key"
         if scores is None or not near(scores, right_scores + of_zero):
             yield (
@@ -262,6 +263,9 @@ PICKED: Told = (
     "code that picks queries (top-k, sparse attention), and what it gives the rest",
 )
 MIXED: Told = f"The weights of each head are the right weights {OF_SEVERAL}", MIX
+
+
+SHARP = (LARGEST, MIXED[0])  # what says more than which keys have a weight
 
 
 def is_whole(told: Told | None) -> bool:

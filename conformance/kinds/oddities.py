@@ -175,7 +175,7 @@ def sources_of(mask: AttentionMask) -> str:
     """
     given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
     said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
-    said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
+    said += [f"{name} given" for name in ("allowed", "bias") if getattr(mask, name) is not None]
     return ", ".join(said) or "no mask"
 
 

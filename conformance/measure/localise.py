@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, MASKS, Setting
-from conformance.kinds.dependence import KEYS, LARGEST, QUERIES, logs, more_than_both, of_mixed_values, picked
+from conformance.kinds.dependence import KEYS, QUERIES, SHARP, logs, more_than_both, of_mixed_values, picked
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.oddities import (
     NEAR,
@@ -124,7 +124,7 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     if (more := len(lines) - 1 - 2 * ROWS) > 0:
         lines = [*lines[: 1 + ROWS], f"    (and {more} more)", *lines[-ROWS:]]
     one, look = next(dependence(evidence, problem.config, stage), ("", DRAWN[bool(Setting.of(problem).has & MASKING)]))
-    return Located(stage, problem, (f"  {one}",) if one.startswith(LARGEST) else tuple(lines), look)
+    return Located(stage, problem, (f"  {one}",) if one.startswith(SHARP) else tuple(lines), look)
 
 
 def _of_named(evidence: Evidence, problem: Problem) -> str | None:

@@ -161,9 +161,8 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=NEAR)]
-    of_item = [
-        f", as is right for item {b}" for b, one in enumerate(allowed) if (let_in[item, head] == one[head]).all()
-    ]
+    same = np.flatnonzero((allowed[:, head] == let_in[item, head]).all(axis=(1, 2)))
+    of_item = [f", as is right for item {b}" for b in same]
     said = "".join([*(f", as if {words} given" for words in as_if), *of_item][:1])
     cached = ", all scores equal" * (not problem.inputs.queries.any())
     cached += f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
@@ -199,14 +198,13 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     odd = () if found is None or is_whole(dependent) else sums_of(found[0], found[2])
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
     times = () if heads is None or is_whole(dependent) else factors(*heads, of_weights=stage == "weights")
-    is_masked = bool(Setting.of(problem).has & MASKING)
-    said = (*facts(output, np.asarray(right), wrong, masked=is_masked), *times, *odd)[:1]
+    masked = bool(Setting.of(problem).has & MASKING)
+    said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd)[:1]
     said = tuple(one for one in said if dependent is None or not one.endswith(IN_PART))
     bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
     told = [bent] if bent else [*((one, look_of(one, stage)) for one in said), *filter(None, [dependent])]
     told = [*size(output, right, stage), *told]
-    if not told and stage == "output" and problem.sizes.key_len == 1 and heads is None:
-        told = [(NO_HEADS, "")]
+    told = told or [(NO_HEADS, "")] * (stage == "output" and problem.sizes.key_len == 1 and heads is None)
     alone = "of a call with one key" if problem.sizes.key_len == 1 else "of the first wrong call"
     return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")
 
