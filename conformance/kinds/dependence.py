@@ -36,6 +36,8 @@ LOOK = {  # what weights depend on -> where code does that
     KEYS: "what mixes the keys or the scores of one row: a mean, a norm, a convolution or a sum over the keys",
     HEADS: "what mixes heads: a matrix over heads, the split into heads, or a norm or scale of a whole weight",
 }
+# Of a drawing of the keys that have a weight, by whether a mask is given.
+DRAWN = {True: "the code that makes and applies the mask", False: "what leaves keys out: a top-k, a window, blocks"}
 UP_TO_WEIGHTS = ("queries", "keys", "scores", "weights")
 
 

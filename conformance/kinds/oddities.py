@@ -67,7 +67,7 @@ def _mixed(heads: NDArray, right: NDArray) -> Iterator[str]:
     """Yield a line if each head's outputs are the right ones of another head, or sums of the right ones of several."""
     if (shares := mix_of(heads, right)) is None:
         return
-    of = np.abs(shares).argmax(axis=1)
+    of = (np.abs(shares) > np.abs(shares).max(axis=1, keepdims=True) - NEAR).argmax(axis=1)
     if not near(heads, right[:, of]):
         yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
         return

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, MASKS, Setting
-from conformance.kinds.dependence import KEYS, QUERIES, SHARP, logs, more_than_both, of_mixed_values, picked
+from conformance.kinds.dependence import DRAWN, KEYS, QUERIES, SHARP, logs, more_than_both, of_mixed_values, picked
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.oddities import (
     NEAR,
@@ -102,7 +102,6 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     return None if best is None else _seen(evidence, *best)
 
 
-DRAWN = {True: "the code that makes and applies the mask", False: "what leaves keys out: a top-k, a window, blocks"}
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
 COMMON = "what all projections share: a norm, scale, rounding or layout of whole weights, or a norm behind them"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."

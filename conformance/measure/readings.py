@@ -161,9 +161,8 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=NEAR)]
-    same = np.flatnonzero((allowed[:, head] == let_in[item, head]).all(axis=(1, 2)))
-    of_item = [f", as is right for item {b}" for b in same]
-    said = "".join([*(f", as if {words} given" for words in as_if), *of_item][:1])
+    as_of = [f", as is right for item {b}" for b, x in enumerate(allowed) if not (x[head] ^ let_in[item, head]).any()]
+    said = "".join([*(f", as if {words} given" for words in as_if), *as_of][:1])
     cached = ", all scores equal" * (not problem.inputs.queries.any())
     cached += f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
     shares = [] if problem.inputs.queries.any() else [row[row > LITTLE] for row in weights[item, head]]
