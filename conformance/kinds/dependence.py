@@ -143,11 +143,12 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         elif times := _of_sums(weights, right):
             yield times
         elif follow(weights, right):
-            off = (np.abs(weights.sum(axis=-1) - 1.0) > NEAR).any()
+            sums = weights.sum(axis=-1)
+            divided = [_DIVIDED[bool(sums.max() <= 1.0 + NEAR)]] * bool((np.abs(sums - 1.0) > NEAR).any())
             looks = [
                 "what stands in the softmax for exp",
                 *[_TOP] * bool((weights <= LEAST).any()),
-                *[_DIVIDED] * bool(off),
+                *divided,
             ]
             yield "Larger scores have larger weights, but other ones than softmax gives.", "; ".join(looks)
         return
@@ -218,7 +219,10 @@ def _of_sums(weights: NDArray, right: NDArray) -> Told | None:
         return None
     each = "head" if near(sums, 0.0 * sums + sums[:1, :, :1]) else "query"
     said = f"The weights of each {each} {OF_SUMS}, {sums.min():.4g} to {sums.max():.4g}."
-    looks = {"query": f"{_DIVIDED}, or a gate of each query", "head": "a factor of each head, of weights or outputs"}
+    looks = {
+        "query": f"{_DIVIDED[bool(sums.max() <= 1.0 + NEAR)]}, or a gate of each query",
+        "head": "a factor of each head, of weights or outputs",
+    }
     return said, looks[each]
 
 
@@ -258,7 +262,11 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
 
 GATE = "what multiplies the heads' outputs: a gate or a norm"
 ROUTE = "what leaves out heads of some queries: a choice of heads (routing), or dropout of heads"
-_TOP, _DIVIDED = "a top-k or a threshold", "what each row is divided by, beside its own sum (a sink, an added 1)"
+_TOP = "a top-k or a threshold"
+_DIVIDED = {  # whether no row sums to more than 1 -> what to look at
+    True: "what each row is divided by, beside its own sum (a sink, an added 1)",
+    False: "what each row is divided by, in place of its own sum",
+}
 MIX = "what mixes heads after the softmax, such as a matrix or a mean over heads"
 PICKED: Told = (
     "Some queries give all keys the same weight; the weights of the others are right.",

@@ -214,12 +214,12 @@ def place_of(wrong: NDArray, mask: AttentionMask) -> str:
     """Return in words the first (item, head) of bools (B, H) that are True, which alone are so, and the mask.
 
     >>> place_of(np.array([[False, True, True], [False, True, True]]), AttentionMask(causal=True))
-    'item 0, head 1 (wrong in the last 2 of 3 heads alone), causal True'
+    'item 0, head 1 (wrong only in all 3 heads but the first), causal True'
     """
     item, head = map(int, np.argwhere(wrong)[0])
     axes = ((wrong.any(axis=1), "items"), (wrong.any(axis=0), "heads"))
     some = " of ".join(_some(off, name).partition(" (of")[0] for off, name in axes if not off.all())
-    return f"item {item}, head {head}{f' (wrong in {some} alone)' * bool(some)}, {sources_of(mask)}"
+    return f"item {item}, head {head}{f' (wrong only in {some})' * bool(some)}, {sources_of(mask)}"
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:
