@@ -50,7 +50,7 @@ def _group_query(task: Task) -> Operator:
     turns = [table[0].astype(np.float32) for table in tables(rotary, every, len(every))] if rotary else []
     heads = {"num_heads": setting.num_heads, "kv_num_heads": task.config.num_kv_heads}
     settings = {**heads, "do_rotary": int(setting.rotary), "local_window_size": setting.window or -1}
-    inputs = [*(task.past or ("", "")), lens, total, *turns]
+    inputs: list[str | NDArray] = [*(task.past or ("", "")), lens, total, *turns]
     return Operator("GroupQueryAttention", "com.microsoft", inputs, ["heads", "new_keys", "new_values"], settings)
 
 

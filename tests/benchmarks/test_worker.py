@@ -147,6 +147,8 @@ LEFT_OUT = {
     "Keras's layer, jit_compile": SPECIAL,
     "interleaved_matmul_selfatt": SPECIAL,
     "flex_attention, compiled": {"ragged", "window, rotary"},
+    "KerasHub CachedMultiHeadAttention": SPECIAL,
+    "KerasHub LlamaAttention": {"ragged", "causal", "decoding, grouped"},
     "d2l.ai's": {"causal", *SPECIAL},
 }
 """Contestant -> the tasks that it can't do; the others do all."""
