@@ -55,7 +55,7 @@ def _group_query(task: Task) -> Operator:
 
 
 def _multi_head(task: Task) -> Operator:
-    padding = [] if task.valid_lens is None else ["", _allowed(task)[:, 0, 0].astype(np.int32)]
+    padding: list[str | NDArray] = [] if task.valid_lens is None else ["", _allowed(task)[:, 0, 0].astype(np.int32)]
     settings = {"num_heads": task.setting.num_heads, "unidirectional": int(task.setting.causal)}
     return Operator("MultiHeadAttention", "com.microsoft", padding, ["heads"], settings)
 
