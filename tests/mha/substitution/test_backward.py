@@ -99,7 +99,7 @@ def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, fault
         assert all(one.backward.status == "equal" and one.backward.compared for one in report.results)
 
 
-@pytest.mark.nightly("the wrong module is named, in each framework", but=("keras", "nnx"))
+@pytest.mark.nightly("the wrong module is named, in each framework", but=("keras", "linen", "nnx"))
 @pytest.mark.parametrize("api", each(ports.PORTS))
 def test_a_gradient_that_is_stopped_in_any_framework_is_named(tmp_path, api, request):
     skip_unless_asked(api, request)

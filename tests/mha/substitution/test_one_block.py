@@ -126,6 +126,7 @@ CASES = [
     (hidden_in_another_order, shift("up"), ""),
     (hidden_in_another_order, shift("down"), ""),
     (both(norm_folded, values_without_bias), shift("attn.o"), "attn"),
+    (values_without_bias, shift("down"), "down"),
 ]
 
 
