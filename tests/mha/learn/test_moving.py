@@ -12,14 +12,13 @@ import pytest
 from mha.learn.bench import bench
 from mha.learn.exercise import NumbersExercise, StepExercise
 from mha.learn.exercises import all_exercises, exercise
-from mha.learn.handout.folder import heading
+from mha.learn.handout.folder import answered, heading
 from mha.learn.hints import hint
 from mha.learn.judge import formed, judge, verdict_of
 from mha.learn.moving import BELOW, GIVEN, changes, does_not_depend, fills, unmoved
 from mha.learn.names import other_shape, sentences
 from mha.learn.running.attempt import Asked, Attempt, attempt
 from mha.learn.tracks.own import OTHER_SHAPES, candidates_of, right_function
-from tests.mha.learn.answers.layer import FUNCTION
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
@@ -281,7 +280,8 @@ def test_a_hint_says_it_before_what_is_known(write):
 
 
 def test_a_whole_layer_that_does_not_read_its_mask_is_told(write):
-    source = FUNCTION.replace("softmax(s, mask)", "softmax(s, mask | ~mask)")
-    assert source != FUNCTION
+    right = answered(exercise("plain-function"))
+    source = right.replace("softmax(scores, mask)", "softmax(scores, mask | ~mask)")
+    assert source != right
     text = hint(*write("plain-function", source), 2, "numpy").text
     assert does_not_depend("mask") in text
