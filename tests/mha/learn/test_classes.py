@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from click.testing import CliRunner
 
-from mha.cli.learning.learn import learn
 from mha.learn.exercises import exercise
 from mha.learn.form import METHODS, of_error
 from mha.learn.handout.folder import answered
@@ -15,6 +13,7 @@ from mha.learn.hints import hint
 from mha.learn.judge import judge
 from mha.learn.running.promises import not_the_matrices, wrong_dropout
 from mha.learn.tracks.translate import into
+from tests.mha.learn.calling import learn
 
 MODULES = {"torch": "torch", "tf": "tensorflow", "jax": "flax", "mxnet": "mxnet"}
 
@@ -103,7 +102,7 @@ def test_what_the_framework_calls_a_missing_method_is_said(framework):
 
 @pytest.mark.parametrize("name", ["keras", "tensorflow", "tf"])
 def test_other_names_of_a_framework_are_taken(name):
-    result = CliRunner().invoke(learn, ["list", "--framework", name, "--only", "layer"])
+    result = learn("list", "--framework", name, "--only", "layer")
     assert result.exit_code == 0
     assert "class-in-tf" in result.output
 

@@ -12,27 +12,21 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from conformance.workers.execute import end_idle
 from mha.cli.learning import learners
 from mha.cli.learning.learn import FRAMEWORKS
-from mha.cli.main import main
 from mha.learn.exercises import TRACKS, all_exercises, chosen, exercise
 from mha.learn.handout.folder import code_of, text_of
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks.course import COURSE, row_of
 from mha.learn.tracks.translate import into
+from tests.mha.learn.calling import ROOT, learn
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
-ROOT = Path(__file__).parents[3]
 RIGHT = "from mha_core.reference.forward import softmax as masked_softmax\n"
 WRONG = "import numpy as np\ndef masked_softmax(scores, allowed): return np.where(allowed, scores, 0.0)\n"
-
-
-def learn(*arguments):
-    return CliRunner().invoke(main, ["learn", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from mha.cli.main import main
 from mha.learn import judge as judging
 from mha.learn.exercises import OF_LESSONS, exercise
 from mha.learn.handout.folder import answered, is_untouched, start, text_of, there
 from mha.learn.judge import Verdict
 from mha.learn.progress import after
 from mha.learn.tracks.course import CLASSES, EXTRA, LESSONS, row_of
+from tests.mha.learn.calling import learn
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone
 
@@ -31,10 +30,6 @@ TAUGHT = {
     r"softcap": "",
 }
 """Words of a task -> the lesson from which on they may be used; "" where none teaches them."""
-
-
-def learn(*arguments):
-    return CliRunner().invoke(main, ["learn", *map(str, arguments)])
 
 
 def said(name):

@@ -15,6 +15,7 @@ from mha.learn.judge import verdict_of
 from mha.learn.names import sentences
 from mha.learn.running.attempt import Attempt
 from mha.learn.tracks.own import candidates_of
+from tests.mha.learn.calling import answers_of, softmax_of
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
@@ -122,15 +123,6 @@ def test_arrays_in_another_order():
     assert verdict.line.startswith("what it returns is (d_keys, d_queries); it must be (d_queries, d_keys)")
 
 
-def softmax_of(change):
-    def softmax(scores, allowed):
-        filled = change(scores, allowed)
-        powers = np.exp(filled - filled.max(-1, keepdims=True))
-        return powers / powers.sum(-1, keepdims=True)
-
-    return softmax
-
-
 @pytest.mark.parametrize("name", ["masked-softmax", "empty-row"])
 @pytest.mark.parametrize(
     ("change", "sentence"),
@@ -148,9 +140,8 @@ def softmax_of(change):
 )
 def test_a_finite_fill_is_told_before_any_bug(name, change, sentence):
     one = exercise(name)
-    with np.errstate(all="ignore"):
-        answers = [(softmax_of(change)(*place.arguments),) for place in bench(one).places]
-    verdict = verdict_of(one, Attempt(tuple(answers)))
+    answers = answers_of(one, softmax_of(change))
+    verdict = verdict_of(one, Attempt(answers))
     if verdict.status == "right":  # each query of that exercise has a key, and no score is as low
         return
     said = " ".join(sentences(one, answers, candidates_of(one)))

@@ -20,6 +20,7 @@ from mha.learn.names import OF_NO_EXERCISE, Found, explained, mistakes, same, st
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.catching import Shown, chosen
 from mha_core.reference.rules import RULES
+from tests.mha.learn.calling import answers_of
 
 # Nothing here depends on the version of a framework, and little on NumPy's.
 pytestmark = pytest.mark.same_on_newest
@@ -215,11 +216,6 @@ def textbook(scores, allowed):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-def answers_of(one, function):
-    with np.errstate(all="ignore"):
-        return tuple((np.asarray(function(*place.arguments)),) for place in bench(one).places)
-
-
 def test_the_textbooks_softmax_is_explained_by_its_pair():
     one = exercise("empty-row")
     found = explained(one, answers_of(one, textbook)).explanations
@@ -229,42 +225,33 @@ def test_the_textbooks_softmax_is_explained_by_its_pair():
     assert text.count("What to change") == 2
 
 
-def test_both_sides_of_a_window_are_two_mistakes():
-    def strict(query_len, key_len, offsets, left, right):
-        ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
-        left, right = 99 if left is None else left, 99 if right is None else right
-        return ((-left < ahead) & (ahead < right))[:, None]
+def ahead_of(query_len, key_len, offsets):
+    return np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
 
+
+def strict(query_len, key_len, offsets, left, right):
+    ahead = ahead_of(query_len, key_len, offsets)
+    left, right = 99 if left is None else left, 99 if right is None else right
+    return ((-left < ahead) & (ahead < right))[:, None]
+
+
+def truthy(query_len, key_len, offsets, left, right):
+    ahead = ahead_of(query_len, key_len, offsets)
+    return ((-(left or 99) <= ahead) & (ahead <= (right or 99)))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("window", "wanted"),
+    [
+        (strict, {"window-counts-self-on-the-left", "window-counts-self-on-the-right"}),
+        (truthy, {"window-zero-is-none"}),  # `if left:` takes 0 for None
+    ],
+)
+def test_mistakes_of_a_window_are_told_apart(window, wanted):
     one = exercise("window")
-    answers = [
-        (np.broadcast_to(array, p.wanted[0].shape),)
-        for (array,), p in zip(answers_of(one, strict), bench(one).places, strict=True)
-    ]
-    found = explained(one, answers)
+    found = explained(one, answers_of(one, window))
     assert found.unknown == 0
-    wanted = {"window-counts-self-on-the-left", "window-counts-self-on-the-right"}
     assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset(wanted)}
-
-
-def test_a_window_of_width_0_is_not_one_without_a_bound():
-    """`if left:` takes 0 for None."""
-
-    def truthy(query_len, key_len, offsets, left, right):
-        ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
-        allowed = np.ones(ahead.shape, bool)
-        if left:
-            allowed &= -left <= ahead
-        if right:
-            allowed &= ahead <= right
-        return allowed[:, None]
-
-    one = exercise("window")
-    answers = [
-        (np.broadcast_to(array, p.wanted[0].shape),)
-        for (array,), p in zip(answers_of(one, truthy), bench(one).places, strict=True)
-    ]
-    found = explained(one, answers)
-    assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset({"window-zero-is-none"})}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from mha.cli.main import main
 from mha.learn import judge as judging
 from mha.learn.bench import bench
 from mha.learn.exercises import exercise
@@ -23,13 +21,9 @@ from mha.learn.running.layering import Layered, cases_of
 from mha.learn.tracks.own import candidates_of
 from mha.learn.words import written_out
 from mha_core import SpecError
+from tests.mha.learn.calling import answers_of, learn
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
-
-
-def answers_of(one, function):
-    with np.errstate(all="ignore"):
-        return tuple((np.asarray(function(*place.arguments)),) for place in bench(one).places)
 
 
 def products(queries, keys):
@@ -152,7 +146,7 @@ def test_an_order_of_heads_that_is_reversed_is_called_so(write):
 def test_of_a_layer_the_cases_are_counted_before_and_behind(write, monkeypatch):
     one, folder = write("plain-function", "def attention(): pass")
     monkeypatch.setattr(judging, "judged", lambda *given: Layered(right=37, unsupported=6))
-    shown = CliRunner().invoke(main, ["learn", "check", one.name, "--folder", str(folder)]).output
+    shown = learn("check", one.name, "--folder", folder).output
     assert f"Comparing {len(cases_of(one))} cases ..." in shown
     assert "equal to the reference in 37 cases; 6 cases ask for things that this exercise leaves out" in shown
 
