@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from mha.cli.common import says
@@ -24,12 +23,11 @@ from mha.cli.porter.replay import replay
 from mha.convert.convert import convert
 from mha.formats import open_checkpoint
 from mha.infer import Observed
-from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
-from mha_core.reference import pipeline as reference
+from mha_core import AttentionConfig, SpecError, init_weights
 from mha_core.weights import save_weights
 from tests.mha.convert.weight_files import arrays_of, weights_of, write
 from tests.mha.formats.refused_files import refusal
+from tests.mha.recordings.wrong_ports import MASKS, layer_of, recording_of
 
 # PyTorch's pickles -------------------------------------------------------------------------------------------
 
@@ -164,45 +162,6 @@ def test_no_number_is_taken_for_a_flag_or_an_integer(field, value, message, tmp_
         Observed.load(tmp_path / "call.npz")
 
 
-def edited_recording(path, change):
-    config = AttentionConfig(6, 2)
-    x = np.random.default_rng(0).normal(size=(1, 3, 6))
-    layer = RecordedLayer("attn", "mine.Attention", "float64", config, init_weights(config, 0))
-    inputs = AttentionInputs(x, x, x, AttentionMask(causal=True, query_offset=1))
-    call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
-    Recording((layer,), (call,), {"mine": "1"}).save(path, overwrite=True)
-    with safe_open(path, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-        description = json.loads(file.metadata()["mha_recording"])
-    change(description)
-    save_file(arrays, path, metadata={"mha_recording": json.dumps(description)})
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: d["calls"][0]["mask"].update(query_offset=1.7), "query_offset must be an"),
-        (lambda d: d["calls"][0]["mask"].update(causal=1), "causal must be True or False"),
-        (lambda d: d["calls"][0].update(layer=False), "one of 1 layers by position. Got False"),
-        (lambda d: d.update(format=True), "its format must be a positive integer. Got True"),
-        (lambda d: d["layers"][0].update(name="a\x1b[2J"), "must be a printable text"),
-        (lambda d: d["layers"][0].update(kind="x" * 5000), "must be a printable text of at most 1000 characters"),
-        (lambda d: d["versions"].update(mine=1), "a version must be a printable text"),
-        (lambda d: d["layers"][0]["config"].update(scale=10**400), "beyond the range of integers"),
-        (lambda d: d["calls"][0]["outputs"]["output"].update({"as": "float8"}), "by its name, and as bfloat16"),
-        (lambda d: d["calls"][0].update(inputs=[]), "can't be used"),
-        (lambda d: d.update(layers=[[]]), "can't be used"),
-    ],
-)
-def test_every_field_of_a_recording_is_looked_at(change, message, tmp_path):
-    with pytest.raises(SpecError) as caught:
-        Recording.load(edited_recording(tmp_path / "calls.safetensors", change))
-    assert message in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert Recording.load(edited_recording(tmp_path / "calls.safetensors", lambda d: None)).names == ("attn",)
-
-
 def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path):
     config = AttentionConfig(12, 3, bias=True)
     arrays = {**arrays_of("canonical", config, "h.0.attn"), **arrays_of("canonical", config, "h.1.attn", seed=1)}
@@ -213,7 +172,8 @@ def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path)
 
 
 def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
-    path = edited_recording(tmp_path / "calls.safetensors", lambda d: d["layers"][0].update(name="a[/red][bold]"))
+    path = tmp_path / "calls.safetensors"
+    recording_of(layer_of(name="a[/red][bold]"), masks=MASKS[:1]).save(path)
     result = CliRunner().invoke(replay, [str(path), "--backend", "torch", "--case", "*"])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.exit_code in (0, 2), result.output

@@ -14,11 +14,11 @@ from conformance.runner import run_case
 from conformance.subjects.backend import ReferenceSubject
 from mha import Recording
 from mha.recordings.array_pool import ArrayPool
-from mha.recordings.recording import METADATA_KEY, RecordedCall, RecordedLayer, check_target
+from mha.recordings.recording import METADATA_KEY, RecordedCall, check_target
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, save_weights
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
-from mha_core.weights import check_weights
+from tests.mha.recordings import wrong_ports
 
 B, LQ, LK = 2, 3, 5
 CONFIG = AttentionConfig(
@@ -26,9 +26,8 @@ CONFIG = AttentionConfig(
 )
 
 
-def layer_of(dtype="float64", name="encoder.attention", seed=0, config=CONFIG):
-    weights = {key: round_to(array, dtype) for key, array in init_weights(config, seed, bias_scale=1.0).items()}
-    return RecordedLayer(name, "mine.Attention", dtype, config, check_weights(config, weights))
+def layer_of(dtype="float64", name="encoder.attention", config=CONFIG):
+    return wrong_ports.layer_of(dtype, name, config=config)
 
 
 def call_of(layer, position=0, seed=1, mask=None, **more):
@@ -236,17 +235,32 @@ BROKEN = {
         "has an output 'present', which is not known",
     ),
     "no object": (lambda d, a: d.update(layers=3), "a recording that can't be used"),
+    "list for inputs": (lambda d, a: d["calls"][0].update(inputs=[]), "can't be used"),
+    "list for a layer": (lambda d, a: d.update(layers=[[]]), "can't be used"),
+    "half an offset": (lambda d, a: d["calls"][0]["mask"].update(query_offset=1.7), "query_offset must be an"),
+    "1 for causal": (lambda d, a: d["calls"][0]["mask"].update(causal=1), "causal must be True or False"),
+    "False for layer 0": (lambda d, a: d["calls"][0].update(layer=False), "one of 1 layers by position. Got False"),
+    "True for format 1": (lambda d, a: d.update(format=True), "its format must be a positive integer. Got True"),
+    "escape": (lambda d, a: d["layers"][0].update(name="a\x1b[2J"), "must be a printable text"),
+    "long kind": (lambda d, a: d["layers"][0].update(kind="x" * 5000), "a printable text of at most 1000 characters"),
+    "odd version": (lambda d, a: d["versions"].update(mine=1), "a version must be a printable text"),
+    "huge": (lambda d, a: d["layers"][0]["config"].update(scale=10**400), "beyond the range of integers"),
+    "float8": (
+        lambda d, a: d["calls"][0]["outputs"]["output"].update({"as": "float8"}),
+        "by its name, and as bfloat16",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_contradicts_itself_is_refused(name, tmp_path):
     change, message = BROKEN[name]
-    path = edited(saved(one(), tmp_path), change)
+    path = edited(saved(one(mask=MASKS["causal"]), tmp_path), change)
     with pytest.raises(SpecError) as caught:
         Recording.load(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_a_truncated_file_is_refused(tmp_path):
