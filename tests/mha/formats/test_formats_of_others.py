@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from mha_core import SpecError
+from tests.mha.formats.refused_files import refusal
 from tests.mha.formats.some_files import BFLOAT16, assert_same, numbers, read, some_arrays, write
-
-# What other programs write and read -----------------------------------------------------------------------
 
 
 def test_npz_of_other_byte_order_is_read_in_this_machines(tmp_path):
@@ -28,8 +27,7 @@ def test_an_npz_member_shorter_than_its_shape_is_refused(tmp_path):
     np.save(buffer, numbers(3, 2))
     with zipfile.ZipFile(tmp_path / "file.npz", "w") as archive:
         archive.writestr("w.npy", buffer.getvalue()[:-4])
-    with pytest.raises(SpecError, match="w.npy is not as long as its shape says"):
-        read(tmp_path / "file.npz")
+    assert "w.npy is not as long as its shape says" in refusal(tmp_path / "file.npz")
 
 
 def test_state_dicts_in_dicts_and_old_files_are_read_without_copies_of_other_things(tmp_path):
@@ -115,9 +113,9 @@ def test_damaged_mxnet_files_say_where(damage, message, tmp_path):
     path.write_bytes(params_with())
     assert_same(read(path), {"w": np.zeros(2, "float32")})
     path.write_bytes(params_with(**damage))
-    with pytest.raises(SpecError, match="is not a whole MXNet params file") as caught:
-        read(path)
-    assert any(part in str(caught.value) for part in message.split("|"))
+    said = refusal(path)
+    assert "is not a whole MXNet params file" in said
+    assert any(part in said for part in message.split("|"))
 
 
 def test_damaged_bytes_of_an_mxnet_file_never_raise_anything_else(tmp_path):
@@ -135,8 +133,7 @@ def test_damaged_bytes_of_an_mxnet_file_never_raise_anything_else(tmp_path):
 def test_keras_2_files_are_refused_in_words(tmp_path):
     with h5py.File(tmp_path / "file.weights.h5", "w") as file:
         file.attrs["layer_names"] = ["attn"]
-    with pytest.raises(SpecError, match="it holds no variables of layers as Keras 3 keeps them"):
-        read(tmp_path / "file.weights.h5")
+    assert "it holds no variables of layers as Keras 3 keeps them" in refusal(tmp_path / "file.weights.h5")
 
 
 # Keras itself converts TensorFlow's variables so while it saves, which NumPy 2 deprecates.

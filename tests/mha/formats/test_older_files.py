@@ -20,19 +20,14 @@ FORMS = {"tf_model.h5": (write_tf, "h5py"), "flax_model.msgpack": (write_flax, "
 E, H, LAYERS = 12, 3, 11
 
 
-def linear(rng, name, out, into):
-    return {
-        f"{name}.weight": rng.normal(size=(out, into)).astype("float32"),
-        f"{name}.bias": rng.normal(size=out).astype("float32"),
-    }
-
-
 def conv(rng, name, into, out):
     """PyTorch's Conv1D: (in, out)."""
-    return {
-        f"{name}.weight": rng.normal(size=(into, out)).astype("float32"),
-        f"{name}.bias": rng.normal(size=out).astype("float32"),
-    }
+    arrays = {"weight": rng.normal(size=(into, out)), "bias": rng.normal(size=out)}
+    return {f"{name}.{part}": array.astype("float32") for part, array in arrays.items()}
+
+
+def linear(rng, name, out, into):
+    return {part: array.T.copy() for part, array in conv(rng, name, into, out).items()}
 
 
 def bert(rng, layer, parts=("attention.self", "attention.output.dense"), start="encoder.layer"):

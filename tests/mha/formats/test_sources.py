@@ -76,9 +76,7 @@ def test_arrays_of_shards_are_read_when_they_are_asked_for(tmp_path):
 
 def test_one_shard_alone_names_the_layer_at_its_end(tmp_path):
     sharded(tmp_path)
-    with pytest.raises(
-        SpecError, match=rf"'{PREFIXES[0]}' lacks|'{PREFIXES[1]}' lacks.*name their folder or their index"
-    ):
+    with pytest.raises(SpecError, match=r"' lacks .* one of several shards: name their folder or their index"):
         move(tmp_path / FIRST, to_layout="bert", out=tmp_path / "out.npz", num_heads=3, every=True)
     result = mha(tmp_path / FIRST, "--list")
     assert (result.exit_code, "incomplete" in result.output) == (0, True)

@@ -109,24 +109,9 @@ def test_all_of_one_layout_do_not_mind_what_another_lacks(tmp_path):
     arrays = layers_of("bert") | arrays_of("torch", prefix="cross")
     del arrays["cross.out_proj.weight"]
     save_file(arrays, tmp_path / "a.safetensors")
-    done = move(
-        tmp_path / "a.safetensors",
-        from_layout="bert",
-        to_layout="torch",
-        out=tmp_path / "b.npz",
-        every=True,
-        num_heads=3,
-        to_prefix="{index}",
-    )
+    asked = {"from_layout": "bert", "to_layout": "torch", "every": True, "num_heads": 3, "to_prefix": "{index}"}
+    done = move(tmp_path / "a.safetensors", out=tmp_path / "b.npz", **asked)
     assert [layer.to_prefix for layer in done.layers] == ["0", "1", "2"]
-
-
-def test_a_shard_is_said_to_be_one(tmp_path):
-    arrays = layers_of("llama", count=2)
-    del arrays["encoder.layers.1.attn.o_proj.weight"]
-    save_file(arrays, tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(SpecError, match="one of several shards: name their folder or their index"):
-        convert(tmp_path / "model-00001-of-00002.safetensors", to_layout="bert", out=tmp_path / "b.npz", every=True)
 
 
 def test_what_looks_like_attention_and_fits_no_layout_is_named(tmp_path):
