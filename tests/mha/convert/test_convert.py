@@ -44,22 +44,12 @@ FILES = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_goes_to_canonical_and_back_to_the_bit(layout, tmp_path):
     config = config_for(layout)
-    arrays = two_layers(layout, config)
-    save_file(arrays, tmp_path / "a.safetensors")
-    move(
-        tmp_path / "a.safetensors",
-        from_layout=layout,
-        to_layout="canonical",
-        out=tmp_path / "b.safetensors",
-        num_heads=config.num_heads,
-        every=True,
-    )
-    wanted = two_layers("canonical", config)
-    separator = get(layout).separator
-    assert_holds(tmp_path / "b.safetensors", wanted)
-    move(tmp_path / "b.safetensors", to_layout=layout, out=tmp_path / "c.safetensors", every=True)
-    assert_holds(tmp_path / "c.safetensors", {name: arrays[name] for name in arrays})
-    assert all(separator in name for name in arrays)
+    first, canonical, back = (tmp_path / f"{name}.safetensors" for name in "abc")
+    save_file(two_layers(layout, config), first)
+    move(first, from_layout=layout, to_layout="canonical", out=canonical, num_heads=config.num_heads, every=True)
+    assert_holds(canonical, two_layers("canonical", config))
+    move(canonical, to_layout=layout, out=back, every=True)
+    assert_holds(back, two_layers(layout, config))
 
 
 @pytest.mark.usefixtures("without_frameworks")
@@ -84,16 +74,15 @@ def test_torch_weights_in_a_keras_layer_compute_the_same(tmp_path):
     torch.nn.init.normal_(layer.in_proj_bias)
     torch.nn.init.normal_(layer.out_proj.bias)
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
-    result = mha(
-        tmp_path / "layer.pt", "--to", "keras", "--out", tmp_path / "layer.weights.h5", "--num-heads", 3, "--moved"
-    )
+    pt, h5 = tmp_path / "layer.pt", tmp_path / "layer.weights.h5"
+    result = mha(pt, "--to", "keras", "--out", h5, "--num-heads", 3, "--moved")
     assert result.exit_code == 0, result.output
     assert "source run by torch.nn.MultiheadAttention in float32" in result.output
     assert "target run by keras.layers.MultiHeadAttention in float32" in result.output
 
     ported = keras.layers.MultiHeadAttention(3, 4)
     ported.build((None, 5, 12), (None, 7, 12))
-    keras.saving.load_weights(ported, tmp_path / "layer.weights.h5")
+    keras.saving.load_weights(ported, h5)
     rng = np.random.default_rng(1)
     queries, keys = (rng.normal(size=(2, length, 12)).astype("float32") for length in (5, 7))
     masked = np.arange(7) >= np.array([[4], [7]])
@@ -185,19 +174,14 @@ def test_a_side_that_computes_something_else_ends_it_with_status_1_and_nothing_w
 
     def wrong(subject, problem):
         trace = right(subject, problem)
-        return (
-            replace(trace, output=trace.output * np.float32(1.001))
-            if subject.name == "the reference in NumPy"
-            else trace
-        )
+        is_wrong = subject.name == "the reference in NumPy"
+        return replace(trace, output=trace.output * np.float32(1.001)) if is_wrong else trace
 
     monkeypatch.setattr(verify, "ask", wrong)
     result = mha(source, "--to", "keras", "--out", tmp_path / "o.weights.h5", "--all", "--num-heads", 3, "--moved")
     assert result.exit_code == 1
-    assert (
-        "encoder.layers.0.attn: the source differs from the reference in the reference in NumPy: output"
-        in result.output
-    )
+    said = "encoder.layers.0.attn: the source differs from the reference in the reference in NumPy: output"
+    assert said in result.output
     assert "nothing was written" in result.output
     assert os.listdir(tmp_path) == ["source.safetensors"]
 

@@ -116,19 +116,6 @@ def test_every_layer_of_an_older_file_is_the_same_as_in_pytorch(family, name, tm
                 assert held[part].tobytes() == array.tobytes()
 
 
-def test_names_are_those_of_transformers(tmp_path):
-    """The paths that its TensorFlow and Flax models have."""
-    pytest.importorskip("h5py")
-    pytest.importorskip("flax")
-    write_tf(tmp_path / "tf_model.h5", "bert", model("bert"))
-    write_flax(tmp_path / "flax_model.msgpack", "gpt2", model("gpt2"))
-    with open_checkpoint(tmp_path / "tf_model.h5") as checkpoint:
-        assert "bert/tf_bert_model/bert/encoder/layer_._0/attention/self/query/kernel" in checkpoint.entries
-        assert "bert/tf_bert_model/bert/encoder/layer_._10/output/LayerNorm/gamma" in checkpoint.entries
-    with open_checkpoint(tmp_path / "flax_model.msgpack") as checkpoint:
-        assert checkpoint.entries["h/0/attn/c_attn/kernel"].shape == (3 * E, E)
-
-
 def test_a_keras_layer_in_a_file_of_keras_2_and_its_damage(tmp_path):
     h5py = pytest.importorskip("h5py")
     rng = np.random.default_rng(0)

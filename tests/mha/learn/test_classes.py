@@ -38,30 +38,27 @@ def made(*changes: tuple[str, str]):
 
 
 IN_TRAINING = "in training with dropout=0.25, "
+HEADS = "heads.transpose(1, 2).flatten(2)"
+WEIGHTS = {
+    DROPPED: "",
+    f"torch.nn.functional.dropout({SOFT}, self.dropout.p, self.training)": "",
+    f"torch.nn.functional.dropout({SOFT}, self.dropout.p)": "with dropout=0.25, the output outside ",
+    SOFT: f"{IN_TRAINING}the weight of the only key allowed stays 1",
+    "torch.softmax(self.dropout(scores.clamp(min=-1e9)), dim=-1)": f"{IN_TRAINING}a head's output is not",
+    "torch.softmax(self.dropout(scores), dim=-1)": f"{IN_TRAINING}the output has numbers that are",
+    f"({SOFT} * (torch.rand(scores.shape) < 0.25) / 0.75 if self.training else {SOFT})": f"{IN_TRAINING}7",
+    f"(torch.manual_seed(0), {DROPPED})[1]": f"{IN_TRAINING}two calls drop the same weights",
+}
+"""What stands in the place of the weights that are dropped -> what is said of it."""
+
 DROPOUTS = [
-    ([], ""),
-    ([(DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p, self.training)")], ""),
-    ([(DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p)")], "with dropout=0.25, the output outside "),
-    ([(DROPPED, SOFT)], f"{IN_TRAINING}the weight of the only key allowed stays 1"),
+    *(([(DROPPED, instead)], sentence) for instead, sentence in WEIGHTS.items()),
     (
-        [(DROPPED, "torch.softmax(self.dropout(scores.clamp(min=-1e9)), dim=-1)")],
-        f"{IN_TRAINING}a head's output is not",
-    ),
-    (
-        [(DROPPED, "torch.softmax(self.dropout(scores), dim=-1)")],
-        f"{IN_TRAINING}the output has numbers that are",
-    ),
-    (
-        [(DROPPED, SOFT), ("heads.transpose(1, 2).flatten(2)", "self.dropout(heads.transpose(1, 2).flatten(2))")],
-        f"{IN_TRAINING}a head's output is not the value of the only key allowed",
+        [(DROPPED, SOFT), (HEADS, f"self.dropout({HEADS})")],
+        f"{IN_TRAINING}a head's output is not the value of the only",
     ),
     ([("Dropout(dropout)", "Dropout(0.5)")], f"{IN_TRAINING}a weight of 1 becomes 2; it must become 0, or"),
     ([("Dropout(dropout)", "Dropout(1.0 - dropout)")], f"{IN_TRAINING}a weight of 1 becomes 4"),
-    (
-        [(DROPPED, f"({SOFT} * (torch.rand(scores.shape) < 0.25) / 0.75 if self.training else {SOFT})")],
-        f"{IN_TRAINING}7",
-    ),
-    ([(DROPPED, f"(torch.manual_seed(0), {DROPPED})[1]")], f"{IN_TRAINING}two calls drop the same weights"),
     ([(", dropout=0.0", "")], "with dropout=0: TypeError"),
 ]
 
@@ -76,10 +73,7 @@ def test_dropout_acts_on_the_weights_in_training_alone(changes, sentence):
 MATRICES = [
     ([], ""),
     ([(", bias=False", "")], "its layers have no bias. Got: w_q.bias, w_k.bias, w_v.bias, w_o.bias"),
-    (
-        [("self.dropout = ", "self.norm = torch.nn.LayerNorm(4); self.dropout = ")],
-        "Got: norm.weight, norm.bias",
-    ),
+    ([("self.dropout = ", "self.norm = torch.nn.LayerNorm(4); self.dropout = ")], "Got: norm.weight, norm.bias"),
     ([(DROPPED, f"torch.nn.functional.dropout({SOFT}, 0.5)")], "two equal calls outside training, without dropout"),
     ([("w_k", "w_key")], ""),  # the cases tell it
 ]

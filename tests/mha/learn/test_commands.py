@@ -56,10 +56,8 @@ def test_exit_statuses(folder):
     no_answer = learn("check", "--folder", folder)
     assert no_answer.exit_code == 2
     assert "split                     no answer  the file is empty" in no_answer.output
-    assert (
-        "1 of 2 right, about 4 minutes left: write 1/2.\nGo on with: split, no answer: the file is empty"
-        in no_answer.output
-    )
+    left = "1 of 2 right, about 4 minutes left: write 1/2.\nGo on with: split, no answer: the file is empty"
+    assert left in no_answer.output
     (folder / "write" / "masked_softmax.py").write_text(WRONG)
     wrong = learn("check", "--folder", folder)
     assert wrong.exit_code == 1
@@ -87,10 +85,7 @@ def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
     learn("start", ".", "--only", "write", "--only", "backwards")
     first = learn()
     assert first.exit_code == 0
-    assert (
-        "0 of 26 right, about 129 minutes left: write 0/22, backwards 0/4.\n"
-        "Next: weighted-sum, level 1 of 3, about 1 minute." in first.output
-    )
+    assert "0 of 26 right, about 129 minutes left: write 0/22, backwards 0/4.\nNext: weighted-sum, " in first.output
     file = tmp_path / "write" / "weighted_sum.py"
     file.write_text("def weighted_sum(weights, values): return weights @ values\n")
     right = learn("check", "weighted-sum")
@@ -112,31 +107,17 @@ def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
     Path("dan").mkdir()
     result = learn("class", "[red]", "ann", "bob", "dan", "--only", "write", "--json", "class.json")
     assert result.exit_code == 2, "dan has none"
-    table, _, mistakes = result.stdout.partition("\n\nMistakes, by how many make them:\n")
-    header, *lines = table.splitlines()
-    starts = [header.index(name) for name in ("folder", "write", "right", "begun")]
-    cut = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
-    rows = [[line[part].strip() for part in cut] for line in lines]
-    assert [(row[0], row[1], row[-2]) for row in rows] == [
-        ("[red]", "0/22", "0/22"),
-        ("ann", "1/22", "1/22"),
-        ("bob", "0/22", "0/22"),
-        ("dan", "", "0/0"),
+    table, _, _ = result.stdout.partition("\n\nMistakes, by how many make them:\n")
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["[red]", "0/22", "0/22", "masked-softmax"],
+        ["ann", "1/22", "1/22"],
+        ["bob", "0/22", "0/22", "masked-softmax"],
+        ["dan", "0/0", "no", "exercises"],
     ]
-    assert [row[-1] for row in rows] == ["masked-softmax", "", "masked-softmax", "no exercises"]
     found = json.loads(Path("class.json").read_text())
-    assert [(one["folder"], one["right"]) for one in found["folders"]] == [
-        ("[red]", 0),
-        ("ann", 1),
-        ("bob", 0),
-        ("dan", 0),
-    ]
+    right = {"[red]": 0, "ann": 1, "bob": 0, "dan": 0}
+    assert {one["folder"]: one["right"] for one in found["folders"]} == right
     said = "softmax-missing: Scores are used as weights, without a softmax."
-    assert [" ".join(line.split()) for line in mistakes.splitlines()] == [
-        said,
-        "exercise: masked-softmax",
-        "learners: 1",
-    ]
     assert found["mistakes"] == [{"exercise": "masked-softmax", "mistake": said, "folders": ["bob"]}]
     assert learn("class", "ann", "bob").exit_code == 0, "whatever is right"
 
@@ -162,38 +143,23 @@ def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
         (["hint", "masked-softmax", "--level", "5"], "--level must be a whole number from 1 to 4, such as 2. Got 5."),
         (["check", "--time-limit", "0"], "--time-limit must be a number from 0.1 to 1e+06, such as 10. Got 0.0."),
         (["start", "x", "--framework", "caffe"], "'caffe' is not one of"),
+        (["start", "mine"], "is a file; give a folder for the exercises"),
+        (["check", "causal", "--folder", "begun"], "there is no write/causal.py in"),
     ],
 )
 def test_what_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("mine").touch()
+    Path("begun", "write").mkdir(parents=True)
+    Path("begun", "write", "masked_softmax.py").write_text(RIGHT)
     result = learn(*arguments)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "mine").touch()
-    result = learn("start", tmp_path / "mine")
-    assert result.exit_code == 2
-    assert "is a file; give a folder for the exercises" in result.output
-
-
-def test_an_exercise_that_is_not_in_the_folder(folder):
-    result = learn("check", "causal", "--folder", folder)
-    assert result.exit_code == 2
-    assert "there is no write/causal.py in" in result.output
-
-
 def test_watch_judges_what_is_saved(folder):
-    program = [
-        sys.executable,
-        "-c",
-        "from mha.cli.main import run; run()",
-        "learn",
-        "check",
-        "masked-softmax",
-        "--watch",
-    ]
+    command = "from mha.cli.main import run; run()"
+    program = [sys.executable, "-c", command, "learn", "check", "masked-softmax", "--watch"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None

@@ -156,13 +156,6 @@ def test_calls_are_named_after_their_layers():
     assert Recording(layers, tuple(calls)).names == ("a#1", "b", "a#2", "layer")
 
 
-def test_cases_of_one_dtype():
-    layers = layer_of("float32", name="a"), layer_of("float64", name="b")
-    recording = Recording(layers, (call_of(layers[0], 0), call_of(layers[1], 1)))
-    assert recording.dtypes == ("float32", "float64")
-    assert [case.id for case in recording.cases("float64")] == ["b"]
-
-
 def test_an_existing_file_is_replaced_only_when_told(tmp_path):
     path = saved(one(), tmp_path)
     before = path.read_bytes()
@@ -208,6 +201,7 @@ def edited(path, change):
     return path
 
 
+OUTPUT = "calls.0.output"
 BROKEN = {
     "newer": (lambda d, a: d.update(format=2), "it has format 2, and this version reads up to 1"),
     "no format": (lambda d, a: d.pop("format"), "it lacks 'format'"),
@@ -222,12 +216,9 @@ BROKEN = {
     "unknown config": (lambda d, a: d["layers"][0]["config"].update(rope=1), "config has no field 'rope'"),
     "unknown dtype": (lambda d, a: d["layers"][0].update(dtype="int4"), "dtype 'int4' is not known"),
     "missing weight": (lambda d, a: d["layers"][0]["weights"].pop("q_proj.bias"), "weights lack 'q_proj.bias'"),
-    "other shape": (
-        lambda d, a: a.update({"calls.0.output": np.zeros((B, LQ, 12))}),
-        "output must have shape (2, 3, 13)",
-    ),
+    "other shape": (lambda d, a: a.update({OUTPUT: np.zeros((B, LQ, 12))}), "output must have shape (2, 3, 13)"),
     "other dtype": (
-        lambda d, a: a.update({"calls.0.output": np.zeros((B, LQ, 13), np.float32)}),
+        lambda d, a: a.update({OUTPUT: np.zeros((B, LQ, 13), np.float32)}),
         "output of a layer in float64 must be float64. Got float32",
     ),
     "unknown stage": (
