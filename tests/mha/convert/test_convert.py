@@ -188,9 +188,7 @@ def test_a_side_that_computes_something_else_ends_it_with_status_1_and_nothing_w
 
 @pytest.mark.usefixtures("without_frameworks")
 @pytest.mark.parametrize("layout", ["keras", "linen", "canonical", "mxnet-selfatt"])
-def test_a_layout_that_mixes_up_heads_is_caught_by_running_it_or_by_reading_it_back(
-    layout, source, tmp_path, monkeypatch
-):
+def test_a_layout_that_mixes_up_heads_is_caught_by_reading_it_back(layout, source, tmp_path, monkeypatch):
     """What goes into the file is not what came out of the other: the first number of one array is another."""
     right = type(get(layout)).write
 

@@ -155,10 +155,7 @@ def _is_causal(model, module, batch):
         def seen(_, args, output):
             outputs.append((output[0] if isinstance(output, tuple) else output)[:, :2].clone())
 
-        handles = [
-            module.register_forward_pre_hook(changed, with_kwargs=True),
-            module.register_forward_hook(seen),
-        ]
+        handles = [module.register_forward_pre_hook(changed, with_kwargs=True), module.register_forward_hook(seen)]
         with torch.no_grad():
             model(**{key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in batch.items()})
         for handle in handles:

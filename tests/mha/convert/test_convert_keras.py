@@ -24,6 +24,8 @@ from mha_core import AttentionInputs, reference  # noqa: E402
 from mha_core.layouts import get  # noqa: E402
 from tests.mha.convert.weight_files import refused  # noqa: E402
 
+MHA = keras.layers.MultiHeadAttention
+
 
 def saved(folder, build, shape=(5, 12)):
     """A model of the layers that `build` applies to its input, in an archive."""
@@ -37,7 +39,7 @@ def test_layers_of_keras_are_known_by_their_class_also_in_a_model_within_a_model
     inner = keras.Model(inner_input, keras.layers.MultiHeadAttention(2, 3, value_dim=5)(inner_input, inner_input))
 
     def build(x):
-        y = keras.layers.MultiHeadAttention(3, 4, dropout=0.1)(x, x)
+        y = MHA(3, 4, dropout=0.1)(x, x)
         y = keras.layers.Dense(12)(y)
         y = keras.layers.MultiHeadAttention(2, 6, attention_axes=(1,), use_bias=False)(y, x)
         y = keras.layers.GroupQueryAttention(3, 4, 2, dropout=0.2)(y, x)
@@ -76,14 +78,10 @@ class Rotary(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("build", "shape", "message"),
     [
-        (lambda x: keras.layers.MultiHeadAttention(3, 4, sliding_window=2)(x, x), (5, 12), "sliding_window is 2, and"),
+        (lambda x: MHA(3, 4, sliding_window=2)(x, x), (5, 12), "sliding_window is 2, and"),
         (lambda x: keras.layers.GroupQueryAttention(4, 4, 2, sliding_window=3)(x, x), (5, 12), "sliding_window is 3"),
-        (
-            lambda x: keras.layers.MultiHeadAttention(3, 4, attention_axes=(2,))(x, x),
-            (5, 7, 12),
-            r"attention_axes is \[2",
-        ),
-        (lambda x: keras.layers.MultiHeadAttention(3, 4)(x, x), (5, 7, 12), r"attention_axes is \[1, 2\]"),
+        (lambda x: MHA(3, 4, attention_axes=(2,))(x, x), (5, 7, 12), r"attention_axes is \[2\]"),
+        (lambda x: MHA(3, 4)(x, x), (5, 7, 12), r"attention_axes is \[1, 2\]"),
         (lambda x: Mine(3, 4)(x, x), (5, 12), "lists no attention layer of keras.layers there"),
         (lambda x: Rotary()(x), (5, 12), "lists no attention layer of keras.layers there"),
     ],
@@ -96,7 +94,7 @@ def test_what_computes_something_else_is_not_known(build, shape, message, tmp_pa
 
 
 def test_a_gate_stops_the_layer_by_its_setting_and_its_arrays(tmp_path):
-    path = saved(tmp_path, lambda x: keras.layers.MultiHeadAttention(3, 4, use_gate=True)(x, x))
+    path = saved(tmp_path, lambda x: MHA(3, 4, use_gate=True)(x, x))
     refused(path, "neither proved nor known: use_gate is True")
     refused(path, r"no part of its layout: .*gate.* \(a gate\)", moved=True)
 
@@ -104,22 +102,16 @@ def test_a_gate_stops_the_layer_by_its_setting_and_its_arrays(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda layer: layer.update(module="mine"),
-            "its class is mine.MultiHeadAttention, not the one of keras.layers",
-        ),
+        (lambda layer: layer.update(module="mine"), "its class is mine.MultiHeadAttention, not the one of keras"),
         (lambda layer: layer.update(registered_name="mine>MultiHeadAttention"), "not the one of keras.layers"),
         (lambda layer: layer["config"].update(alibi=True), "it has the setting alibi, which is not known here"),
-        (
-            lambda layer: layer["config"]["dtype"].update(class_name="QuantizedDTypePolicy"),
-            "its dtype policy is a Quant",
-        ),
+        (lambda layer: layer["config"]["dtype"].update(class_name="QuantPolicy"), "its dtype policy is a QuantPolicy"),
         (lambda layer: layer["config"].update(num_heads=4), r"says heads and width \(4, 4\), and its arrays \(3, 4\)"),
         (lambda layer: layer.pop("config"), "its config.json can't be read: KeyError"),
     ],
 )
 def test_a_config_that_says_something_else_is_believed(change, message, tmp_path):
-    path = saved(tmp_path, lambda x: keras.layers.MultiHeadAttention(3, 4)(x, x))
+    path = saved(tmp_path, lambda x: MHA(3, 4)(x, x))
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     config = json.loads(members["config.json"])
@@ -133,7 +125,7 @@ def test_a_config_that_says_something_else_is_believed(change, message, tmp_path
 
 def test_the_state_of_dropout_stops_no_weights(tmp_path):
     """A file of weights names no class; the random numbers of its dropout do not change what it computes."""
-    layer = keras.layers.MultiHeadAttention(3, 4, dropout=0.1)
+    layer = MHA(3, 4, dropout=0.1)
     model_input = keras.Input((5, 12))
     keras.Model(model_input, layer(model_input, model_input)).save_weights(tmp_path / "a.weights.h5")
     assert [layer.prefix for layer in list_layers(tmp_path / "a.weights.h5")] == ["layers/multi_head_attention"]

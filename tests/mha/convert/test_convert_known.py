@@ -62,9 +62,7 @@ def test_cross_attention_is_known_and_proved_too(name, implementation, tmp_path)
 def test_a_call_in_half_precision_that_can_not_tell_is_made_in_float32(tmp_path):
     """The bound of bfloat16 lets half the scale pass for small layers. The same numbers in float32 prove them."""
     model = hf_models.model_of("bert", dtype="bfloat16")
-    with pytest.raises(
-        SpecError, match="proves nothing: .* the bound of bfloat16.* those weights in float32 are the same"
-    ):
+    with pytest.raises(SpecError, match="proves nothing: .* the bound of bfloat16.* weights in float32 are the same"):
         _known_and_proved(model, "bert", tmp_path)
     model.save_pretrained(tmp_path)
     _, proved = _known_and_proved(model.float(), "bert", tmp_path, save=False)
@@ -115,10 +113,7 @@ def model_file(folder, layout="bert", prefix="bert.encoder.layer.1.attention", *
         ({"hidden_size": 24}, "says hidden_size=24 and num_attention_heads=3, and the projection of queries is 12x12"),
         ({"num_attention_heads": 5}, "says hidden_size=12 and num_attention_heads=5, and the projection"),
         ({"num_hidden_layers": 1}, "says num_hidden_layers=1, and 'bert.encoder.layer.1.attention' is layer 1"),
-        (
-            {"num_attention_heads": None, "n_head": 3},
-            "type 'bert' call their heads num_attention_heads, and not n_head",
-        ),
+        ({"num_attention_heads": None, "n_head": 3}, "'bert' call their heads num_attention_heads, and not n_head"),
         ({"encoder_attention_heads": 3}, "encoder_attention_heads=3 is no setting of BertConfig"),
         ({"n_heads": 6}, "num_attention_heads=3 and n_heads=6 contradict each other"),
         ({"architectures": ["BertAlibiModel"]}, "architectures names BertAlibiModel, which is no class of"),
@@ -283,9 +278,7 @@ def test_without_a_config_nothing_is_known(tmp_path):
         convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "asked"), [(None, " --moved --num-heads H, since nothing"), (3, " --moved (docs/")]
-)
+@pytest.mark.parametrize(("num_heads", "asked"), [(None, " --moved --num-heads H, since"), (3, " --moved (docs/")])
 def test_what_moves_the_bits_names_the_number_of_heads_where_nothing_says_it(num_heads, asked, tmp_path):
     save_file(arrays_of("torch"), tmp_path / "a.safetensors")
     with pytest.raises(SpecError, match=f"of what they compute:{re.escape(asked)}"):

@@ -96,9 +96,7 @@ def test_a_lost_shard_and_a_lost_array_are_named(tmp_path):
     for source in (index, tmp_path):
         with pytest.raises(SpecError) as caught:
             survey_file(source)
-        assert f"the shard {FIRST} does not hold 1 arrays: encoder.9.query.weight, which the index says" in str(
-            caught.value
-        )
+        assert f"the shard {FIRST} does not hold 1 arrays: encoder.9.query.weight, which" in str(caught.value)
     (tmp_path / SECOND).unlink()
     result = mha(tmp_path, "--list")
     assert result.exit_code == 2

@@ -92,9 +92,7 @@ def test_the_first_line_has_the_minutes_of_what_is_left(tmp_path, monkeypatch):
     assert f"0 of {len(OF_LESSONS)} right, about {minutes} minutes left: course 0/{len(OF_LESSONS)}, write" in shown
     assert "Next: weighted-sum," in shown
     everything = sum(row_of(one).minutes for one in there(tmp_path))
-    first = (
-        f"0 of {len(there(tmp_path))} right, about {minutes} minutes of the course left, {everything} of everything:"
-    )
+    first = f"0 of {len(there(tmp_path))} right, about {minutes} minutes of the course left, {everything} of everything"
     assert learn().output.strip().startswith(first)
 
 

@@ -34,10 +34,7 @@ TURN_OF_QUERIES = [
 ]
 
 OTHER_END = [{"rotary-always-last", "rotary-other-end"}]
-OTHER_NORM = [
-    {"norm-always-layer", "norm-kind-exchanged"},
-    {"norm-always-over-all-heads", "norm-scope-exchanged"},
-]
+OTHER_NORM = [{"norm-always-layer", "norm-kind-exchanged"}, {"norm-always-over-all-heads", "norm-scope-exchanged"}]
 
 ALIKE = {
     # Each has one of the two steps alone.
@@ -69,14 +66,7 @@ ALIKE = {
 """Exercise -> its bugs that are the same where only its step is: no case of it could tell them apart."""
 
 OF_RULES = ("rule-", "llama3-", "yarn-", "longrope-", "factor-", "given-", "axes-")
-UNASKED = (
-    "additive-",
-    "allowed-",
-    "bias-",
-    "norm-",
-    *OF_NO_EXERCISE,
-    *(f"rotary-{what}" for what in OF_RULES),
-)
+UNASKED = ("additive-", "allowed-", "bias-", "norm-", *OF_NO_EXERCISE, *(f"rotary-{what}" for what in OF_RULES))
 
 IN_NO_EXERCISE = {
     # Of additive scores, a bias, `allowed`, several sources at once, dropout, a norm's bias or scope, rules of rotary

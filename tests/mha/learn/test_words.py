@@ -41,31 +41,23 @@ TENTHS = 36 * np.arange(10)
 @pytest.mark.parametrize(
     ("name", "function", "sentence"),
     [
+        ("scores", lambda q, k, s: products(q, k) * (s or q.shape[-1] ** -0.5), "A scale of 0 is taken for none"),
         (
             "scores",
-            lambda q, k, scale: products(q, k) * (scale or q.shape[-1] ** -0.5),
-            "A scale of 0 is taken for none",
-        ),
-        (
-            "scores",
-            lambda q, k, scale: products(q, k) / (q.shape[-1] ** 0.5 if scale is None else scale),
-            "Products are divided by a scale that is given",
+            lambda q, k, s: products(q, k) / (q.shape[-1] ** 0.5 if s is None else s),
+            "Products are divided by a scale",
         ),
         ("weighted-sum", lambda w, v: w / w.sum(-1, keepdims=True) @ v, "It is divided by the sum of the weights"),
+        ("weights-by-angle", lambda d: softmax(np.cos(d - TENTHS) / 2**0.5), "np.cos and np.sin take radians"),
         (
             "weights-by-angle",
-            lambda degrees: softmax(np.cos(degrees - TENTHS) / 2**0.5),
-            "np.cos and np.sin take radians",
+            lambda d: softmax(np.cos(d - np.deg2rad(TENTHS)) / 2**0.5),
+            "Of the query: np.cos and np.sin",
         ),
         (
             "weights-by-angle",
-            lambda degrees: softmax(np.cos(degrees - np.deg2rad(TENTHS)) / 2**0.5),
-            "Of the query: np.cos and np.sin take radians",
-        ),
-        (
-            "weights-by-angle",
-            lambda degrees: softmax(np.cos(np.deg2rad(degrees) - TENTHS) / 2**0.5),
-            "Of the keys: np.cos and np.sin take radians",
+            lambda d: softmax(np.cos(np.deg2rad(d) - TENTHS) / 2**0.5),
+            "Of the keys: np.cos and np.sin",
         ),
     ],
 )

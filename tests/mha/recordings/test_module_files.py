@@ -84,10 +84,7 @@ WRONG = {
         lambda said: said["modules"][1]["parameters"]["weight"].__setitem__(0, "54"),
         "the shape of 'weight' must be a list of sizes. Got '54'.",
     ),
-    "a module twice": (
-        lambda said: said["calls"][3].update(module=1),
-        "no call is of module 3, '2'",
-    ),
+    "a module twice": (lambda said: said["calls"][3].update(module=1), "no call is of module 3, '2'"),
     "a name twice": (lambda said: said["modules"][2].update(name="0"), "two modules have the name '0'"),
     "half a module": (lambda said: said["calls"][1].update(module=1.5), "call 1 names a module or a call that is not"),
     "within half a call": (lambda said: said["calls"][1].update(within=0.5), "call 1 names a module or a call that is"),

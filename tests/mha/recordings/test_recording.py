@@ -236,10 +236,7 @@ BROKEN = {
     "long kind": (lambda d, a: d["layers"][0].update(kind="x" * 5000), "a printable text of at most 1000 characters"),
     "odd version": (lambda d, a: d["versions"].update(mine=1), "a version must be a printable text"),
     "huge": (lambda d, a: d["layers"][0]["config"].update(scale=10**400), "beyond the range of integers"),
-    "float8": (
-        lambda d, a: d["calls"][0]["outputs"]["output"].update({"as": "float8"}),
-        "by its name, and as bfloat16",
-    ),
+    "float8": (lambda d, a: d["calls"][0]["outputs"]["output"].update({"as": "float8"}), "by its name, and as"),
 }
 
 

@@ -158,9 +158,7 @@ def test_the_conv1d_of_transformers_is_read_as_in_by_out() -> None:
 def test_a_class_that_computes_something_else_is_recorded_as_that_if_its_projections_are_said() -> None:
     layer = made(Nano(12, 3, factor=1.1))
     said = mha.Projections("c_attn", "c_attn", "c_attn", "c_proj", num_heads=3, order="qkv", causal=True)
-    words = (
-        r"Nano at the top is recorded, but it differs from its own weights: .*differs in \d+ of 120 elements.*expected"
-    )
+    words = r"Nano at the top is recorded, but it differs from its own weights: .*differs in \d+ of 120"
     with pytest.warns(UnreadWarning, match=words), mha.capture(layer, layers={"": said}) as wrong:
         layer(drawn(2, 5, 12))
     assert not equal(wrong.recording)
@@ -191,12 +189,10 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
         model(drawn(2, 5, 12))
     told = str(said[0].message)
     assert told.count("say that these are its projections") == 1
-    assert (
-        f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose calls.saf" in told
-    )
+    assert f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose" in told
     assert "looks for the cause, best with causal= and by_head= said too" in told
     with (
-        pytest.warns(UnreadWarning, match="differs from its own weights: .*; `mha diagnose FILE` looks for"),
+        pytest.warns(UnreadWarning, match="differs from its own weights: .*; `mha diagnose FILE` looks"),
         eval(line),
     ):
         model(drawn(2, 5, 12))
