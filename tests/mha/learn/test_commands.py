@@ -178,13 +178,9 @@ def test_with_numpy_alone_nothing_else_is_imported(folder):
     learn("start", folder)
     code = (
         "import sys\n"
-        "from mha.cli.main import main\n"
-        "try: main(['learn'])\n"
-        "except SystemExit as end: assert end.code == 0, end.code\n"
-        "try: main(['learn', 'check', 'masked-softmax'])\n"
-        "except SystemExit as end: assert end.code == 0, end.code\n"
-        "there = {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"
-        "assert not there, there\n"
+        "from tests.mha.learn.calling import learn\n"
+        "assert [learn(*more).exit_code for more in ([], ['check', 'masked-softmax'])] == [0, 0]\n"
+        "assert not {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=environment, stdout=subprocess.DEVNULL)
@@ -276,14 +272,9 @@ def test_every_process_that_a_file_starts_ends_with_the_call_and_with_the_progra
     mark = f"mha-{os.getpid()}-{tmp_path.name}"
     file = folder / "write" / "masked_softmax.py"
     leaves = LEAVES.format(mark=mark)
-    for text, status in (
-        (leaves + RIGHT, 0),
-        (leaves + WRONG, 1),
-        (leaves + "os._exit(3)\n", 2),
-        (leaves + "import signal\nos.kill(os.getpid(), signal.SIGKILL)\n", 2),
-        (leaves + "time.sleep(600)\n", 2),
-    ):
-        file.write_text(text)
+    killed = "import signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    for text, status in ((RIGHT, 0), (WRONG, 1), ("os._exit(3)\n", 2), (killed, 2), ("time.sleep(600)\n", 2)):
+        file.write_text(leaves + text)
         result = learn("check", "masked-softmax", "--folder", folder, "--time-limit", 3)
         assert result.exit_code == status, result.output
         assert marked(mark, at_most=0) == 0, f"left by {text.splitlines()[-1]}"

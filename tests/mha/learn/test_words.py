@@ -11,7 +11,7 @@ from mha.learn import judge as judging
 from mha.learn.bench import bench
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import answered
-from mha.learn.hints import hint, of_answers
+from mha.learn.hints import of_answers
 from mha.learn.judge import first_wrong_row, judge, verdict_of
 from mha.learn.names import explained, mistakes, sentences
 from mha.learn.progress import learned
@@ -114,20 +114,6 @@ def test_of_a_wrong_shape_no_numbers_are_shown():
     assert "Give the heads an axis, of size 1:" in text
     assert "to be returned: allowed: bool (2, 1, 5, 7)" in text
     assert "smallest" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("dot-products", "keys.swapaxes(-1, -2)"),
-        ("output", "multiply by weight.T"),
-        ("cut-heads", "their biases"),
-        ("head-importance", "Leave each head out"),
-    ],
-)
-def test_a_hint_without_a_mistake_says_what_to_look_at(name, words, write):
-    one, folder = write(name, f"def {exercise(name).function}(*arguments): raise ValueError('not yet')")
-    assert words in hint(one, folder, 2, "numpy").text
 
 
 def test_an_order_of_heads_that_is_reversed_is_called_so(write):
