@@ -108,33 +108,6 @@ def test_a_layer_that_learns_no_widths_is_told_the_widths_and_an_error_has_no_fo
     assert text.endswith("lengths [7, 2], Dq=13 Dk=17 Dv=19 num_hiddens=12)")
 
 
-ALWAYS, MATRIX = "outside training", "must have no parameters but the matrices"
-WRONG = [
-    ("torch", (DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p)"), ALWAYS),
-    ("torch", ("x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)", "x.view(len(x), self.num_heads, -1, 4)"), ""),
-    ("torch", (", bias=False", ""), MATRIX),
-    ("tf", ("training=training", "training=True"), ALWAYS),
-    ("tf", ("training=training", "training=False"), "stays 1"),
-    ("tf", (", use_bias=False", ""), MATRIX),
-    ("tf", ("self.w_v(values)", "self.w_k(values)"), "the layer w_v is never called"),
-    ("jax", ("deterministic=not training", "deterministic=False"), ALWAYS),
-    ("jax", ("deterministic=not training", "deterministic=True"), "stays 1"),
-    ("jax", ("use_bias=False, ", ""), MATRIX),
-    ("jax", ("softmax(scores, axis=-1)", "softmax(scores, axis=-2)"), "output differs"),
-    ("mxnet", ("self.dropout(npx.softmax(scores, axis=-1))", "npx.softmax(scores, axis=-1)"), "stays 1"),
-    ("mxnet", ("use_bias=False, ", ""), MATRIX),
-    ("mxnet", ("< valid_lens", "<= valid_lens"), "output differs"),
-]
-
-
-@pytest.mark.nightly("the exercise on a class says right to no class that breaks its text, in each framework")
-@pytest.mark.parametrize(("framework", "change", "sentence"), WRONG)
-def test_a_class_that_breaks_the_text_is_told(write, framework, change, sentence):
-    verdict = judge(*write(f"class-in-{framework}", key(framework, change)), time_limit=60.0)
-    assert verdict.status in ("wrong", "no answer")
-    assert sentence in verdict.line
-
-
 # The releases of PyTorch and TensorFlow are the same there.
 SAME = {name: [pytest.mark.same_on_newest] for name in ("torch", "tf")}
 

@@ -18,6 +18,7 @@ from mha.learn.running.layering import cases_of
 from mha.learn.tracks.course import ROWS, row_of
 from mha.learn.tracks.translate import into
 from mha_core import SpecError
+from tests.mha.learn.test_classes import DROPPED, SOFT, key
 from tests.test_architecture import ROOT
 
 
@@ -199,6 +200,32 @@ def test_a_wrong_class_of_a_framework_is_told_what_is_wrong(write, old, new, sta
     text = hint(one, folder, 2, "torch").text
     assert text.startswith(f"class-in-torch: {status}, ")
     assert sentence in text
+
+
+ALWAYS, MATRIX = "outside training", "must have no parameters but the matrices"
+WRONG = [
+    ("torch", (DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p)"), ALWAYS),
+    ("torch", ("x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)", "x.view(len(x), self.num_heads, -1, 4)"), ""),
+    ("torch", (", bias=False", ""), MATRIX),
+    ("tf", ("training=training", "training=True"), ALWAYS),
+    ("tf", ("training=training", "training=False"), "stays 1"),
+    ("tf", (", use_bias=False", ""), MATRIX),
+    ("tf", ("self.w_v(values)", "self.w_k(values)"), "the layer w_v is never called"),
+    ("jax", ("deterministic=not training", "deterministic=False"), ALWAYS),
+    ("jax", ("deterministic=not training", "deterministic=True"), "stays 1"),
+    ("jax", ("use_bias=False, ", ""), MATRIX),
+    ("jax", ("softmax(scores, axis=-1)", "softmax(scores, axis=-2)"), "output differs"),
+    ("mxnet", ("self.dropout(npx.softmax(scores, axis=-1))", "npx.softmax(scores, axis=-1)"), "stays 1"),
+    ("mxnet", ("use_bias=False, ", ""), MATRIX),
+    ("mxnet", ("< valid_lens", "<= valid_lens"), "output differs"),
+]
+
+
+@pytest.mark.parametrize(("framework", "change", "sentence"), WRONG)
+def test_a_class_that_breaks_the_text_is_told(write, framework, change, sentence):
+    verdict = judge(*write(f"class-in-{framework}", key(framework, change)), time_limit=60.0)
+    assert verdict.status in ("wrong", "no answer")
+    assert sentence in verdict.line
 
 
 def test_a_layer_that_was_asked_nothing_is_not_right():

@@ -16,7 +16,7 @@ from conformance.zoo.registry import select
 from mha import Recording
 from mha.cli.main import main
 from mha.formats.readers.safetensors import create
-from mha.projections.said import MEANT, causal_otherwise, read_otherwise
+from mha.projections.said import MEANT, causal_otherwise
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
@@ -96,39 +96,6 @@ def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, c
 def test_pairs_are_found():
     pair = ("scale-missing", "out-proj-bias-missing")
     assert " + ".join(pair) in named(recording_of(layer_of(), *select(pair)))
-
-
-@pytest.mark.nightly("a recording's cause is named")
-def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
-    """A causal mask that is inverted and transposed lacks its diagonal; the row that this empties shows the fill."""
-    pair = ("causal-without-diagonal", "fill-1e9-averaged")
-    (found,) = explain(recording_of(layer_of(), *select(pair), masks=MASKS[2:]))
-    named = [{bug.id for bug in one.bugs} for one in found.explanations]
-    assert set(pair) in named
-    assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
-
-
-@pytest.mark.nightly("a recording's cause is named")
-def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was_said():
-    """Nothing tells it where no reading gives what was recorded; what somebody said counts."""
-    layer = layer_of()
-    allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
-    wrong = recording_of(layer, *select(("merge-without-transpose",)), masks=(AttentionMask(allowed=allowed),))
-    calls = []
-    for call in wrong.calls:
-        mask = call.inputs.mask
-        if mask.allowed is not None:
-            mask = replace(mask, allowed=~mask.allowed)
-        calls.append(replace(call, inputs=replace(call.inputs, mask=mask)))
-    read = replace(wrong, calls=tuple(calls))
-    assumed = f"batch_first=True, keep {MEANT[False]}"
-    guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
-    assert [one.otherwise for one in explain_layers(guessed)] == [{"": read_otherwise}]
-    assert named(guessed) == ["merge-without-transpose"]
-    for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
-        found = named(replace(read, calls=tuple(others)))
-        assert "mask-inverted + merge-without-transpose" in found
-        assert "merge-without-transpose" not in found
 
 
 def test_a_mask_that_was_read_is_named_as_the_layer_does(tmp_path):

@@ -10,32 +10,6 @@ from mha.coverage import UnreadWarning
 from tests.mha.recordings.capture.live_calls import LK, LQ, B, assert_equal, masks, numbers, refused, some
 
 
-@pytest.mark.nightly("layers are recorded in each framework")
-def test_linen_layers_are_found_by_name(jax):
-    import flax.linen as nn
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x, y, mask=None, deterministic=True):
-            x = nn.MultiHeadDotProductAttention(4, qkv_features=8, out_features=6, name="cross")(x, y, mask=mask)
-            own = nn.MultiHeadDotProductAttention(2, dropout_rate=0.25, name="own")
-            return own(x, deterministic=deterministic)
-
-    model, x, y = Model(), numbers(B, LQ, 7), numbers(B, LK, 9)
-    variables = model.init(jax.random.key(0), x, y)
-    mask = some(B, 1, LQ, LK)
-    with mha.capture(model) as seen:
-        model.apply(variables, x, y)
-        model.apply(variables, x, y, mask.astype(np.float32))
-    recording = assert_equal(seen.recording)
-    assert recording.names == ("cross#1", "own#1", "cross#2", "own#2")
-    np.testing.assert_array_equal(masks(recording)[2].allowed, mask)
-    training = {"deterministic": False, "rngs": {"dropout": jax.random.key(1)}}
-    refused("dropout=0.25 is active", model, lambda: model.apply(variables, x, y, **training))
-    refused("that JAX traces", model, lambda: jax.jit(model.apply)(variables, x, y))
-    refused("nothing to record", nn.MultiHeadDotProductAttention(4), lambda: model.apply(variables, x, y))
-
-
 def test_what_linen_can_not_say_in_weights_is_refused(jax):
     import flax.linen as nn
 

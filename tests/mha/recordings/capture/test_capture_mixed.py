@@ -68,26 +68,6 @@ def test_projections_in_different_dtypes_are_refused(jax):
     refused(said, layer, lambda: layer.apply(variables, x, y))
 
 
-@pytest.mark.nightly("layers with a dtype of their own are recorded")
-def test_nnx_layers_and_ours_with_a_dtype_of_their_own(jax, path):
-    from flax import nnx
-
-    from backends.jax import MultiHeadAttention
-
-    x, y = numbers(B, LQ, 12), numbers(B, LK, 12)
-    dtype = "float16"  # XLA can run nnx's attention in it on CPUs, and not compile it: the probe runs it all the same
-    layer = nnx.MultiHeadAttention(4, 12, dtype=dtype, decode=False, rngs=nnx.Rngs(0))
-    with mha.capture(layer) as seen:
-        layer(*map(jax.numpy.asarray, (x, y)))
-    assert_mixed(seen.recording, dtype, "float32", path)
-    dtype = "bfloat16"
-    own = MultiHeadAttention(12, 4, dtype=dtype)
-    variables = own.init(jax.random.key(0), x, y, y)
-    with mha.capture(own) as seen:
-        own.apply(variables, x, y, y, valid_lens=np.array([2, 5]))
-    assert_mixed(seen.recording, dtype, "float32", path)
-
-
 @pytest.mark.same_on_newest  # Keras' and TensorFlow's releases are the same there
 @pytest.mark.parametrize("dtype", HALVES)
 def test_keras_layers_of_a_mixed_policy(dtype, keras, path):
