@@ -66,38 +66,14 @@ def test_every_format_is_written_and_read(layout, name, source, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(["source.safetensors", name, "back.safetensors"])
 
 
-def test_torch_weights_in_a_keras_layer_compute_the_same(tmp_path):
-    """The whole way in the frameworks' own hands: state_dict -> .weights.h5 -> keras.saving.load_weights."""
-    torch = pytest.importorskip("torch")
-    keras = pytest.importorskip("backends.tf.ops.framework").keras
-    layer = torch.nn.MultiheadAttention(12, 3, batch_first=True)
-    torch.nn.init.normal_(layer.in_proj_bias)
-    torch.nn.init.normal_(layer.out_proj.bias)
-    torch.save(layer.state_dict(), tmp_path / "layer.pt")
-    pt, h5 = tmp_path / "layer.pt", tmp_path / "layer.weights.h5"
-    result = mha(pt, "--to", "keras", "--out", h5, "--num-heads", 3, "--moved")
-    assert result.exit_code == 0, result.output
-    assert "source run by torch.nn.MultiheadAttention in float32" in result.output
-    assert "target run by keras.layers.MultiHeadAttention in float32" in result.output
-
-    ported = keras.layers.MultiHeadAttention(3, 4)
-    ported.build((None, 5, 12), (None, 7, 12))
-    keras.saving.load_weights(ported, h5)
-    rng = np.random.default_rng(1)
-    queries, keys = (rng.normal(size=(2, length, 12)).astype("float32") for length in (5, 7))
-    masked = np.arange(7) >= np.array([[4], [7]])
-    with torch.no_grad():
-        wanted, _ = layer(*map(torch.from_numpy, (queries, keys, keys)), key_padding_mask=torch.from_numpy(masked))
-    found = ported(queries, keys, keys, attention_mask=~masked[:, None, :])
-    np.testing.assert_allclose(np.asarray(found), wanted.numpy(), atol=2e-6)
-
-
 def test_a_keras_model_loads_all_layers_numbered_as_keras_counts(source, tmp_path):
     keras = pytest.importorskip("backends.tf.ops.framework").keras
     out = tmp_path / "model.weights.h5"
     prefix = "layers/multi_head_attention{_index}"
     result = mha(source, "--to", "keras", "--out", out, "--all", "--num-heads", 3, "--to-prefix", prefix, "--moved")
     assert result.exit_code == 0, result.output
+    assert "source run by torch.nn.MultiheadAttention in float32" in result.output
+    assert "target run by keras.layers.MultiHeadAttention in float32" in result.output
     layers = [keras.layers.MultiHeadAttention(3, 4) for _ in PREFIXES]
     inputs = keras.Input((5, 12))
     model = keras.Model(inputs, layers[1](layers[0](inputs, inputs), inputs))
