@@ -124,13 +124,14 @@ def test_one_damaged_byte_beside_the_numbers_of_hdf5_gives_no_others(byte, messa
     data = bytearray(path.read_bytes())
     kept = data.index(struct.pack("<QQ", start, 48), header)  # where the header keeps the address and the length
     type_of_float32 = data.index(b"\x11\x20\x1f\x00\x04\x00\x00\x00", header)
-    place = {
-        "address": kept,
-        "order": type_of_float32 + 1,
-        "shape": data.index(struct.pack("<QQ", 3, 4), header),
-        "exponent": type_of_float32 + 16,
+    shape = data.index(struct.pack("<QQ", 3, 4), header)
+    place, value = {
+        "address": (kept, data[kept] ^ 0x80),
+        "order": (type_of_float32 + 1, 0x21),
+        "shape": (shape, 2),
+        "exponent": (type_of_float32 + 16, data[type_of_float32 + 16] ^ 1),
     }[byte]
-    data[place] = {"address": data[kept] ^ 0x80, "order": 0x21, "shape": 2, "exponent": data[place] ^ 1}[byte]
+    data[place] = value
     path.write_bytes(data)
     assert re.search(message, refusal(path))
 

@@ -138,11 +138,13 @@ def test_what_looks_like_attention_and_fits_no_layout_is_named(tmp_path):
     assert "read 0 of 4 modules that look like attention; not: 'encoder" in result.output
 
 
-def test_matrices_with_another_number_of_axes_are_not_passed_over(tmp_path):
+def test_matrices_with_other_axes_are_not_passed_over_and_names_that_begin_with_a_dot_are_no_layer(tmp_path):
     arrays = {name: array[None] for name, array in arrays_of("llama", prefix="layers.0.attention").items()}
     save_file(arrays, tmp_path / "a.safetensors")
     seen = survey_file(tmp_path / "a.safetensors")
     assert (seen.order, seen.unseen) == ((), ("layers.0.attention",))
+    save_file({f".{name}": array for name, array in arrays_of("torch").items()}, tmp_path / "a.safetensors")
+    assert survey_file(tmp_path / "a.safetensors").order == ()  # the top level has no such array
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
@@ -173,14 +175,8 @@ def test_the_list_as_json_has_everything(tmp_path):
     printed = mha(tmp_path / "a.safetensors", "--list", "--json", "-")
     assert json.loads(printed.output) == found
     (layer,), (half,) = found["layers"], found["incomplete"]
-    assert {key: layer[key] for key in ("number", "prefix", "layouts", "num_heads", "num_kv_heads", "dtypes")} == {
-        "number": 1,
-        "prefix": "encoder.layers.1.attn",
-        "layouts": ["llama"],
-        "num_heads": None,
-        "num_kv_heads": None,
-        "dtypes": ["float32"],
-    }
+    wanted = {"number": 1, "prefix": "encoder.layers.1.attn", "layouts": ["llama"], "dtypes": ["float32"]}
+    assert layer == {**layer, **wanted, "num_heads": None, "num_kv_heads": None}
     assert layer["shapes"]["q_proj.weight"] == [12, 12]
     assert (half["number"], half["prefix"]) == (0, "encoder.layers.0.attn")
     assert half["missing"] == {"llama": ["encoder.layers.0.attn.v_proj.weight"]}
@@ -217,12 +213,6 @@ def test_layers_are_numbered_by_their_numbers_where_the_file_has_them_as_text(tm
         assert list(seen.order) == wanted
         assert [layer.prefix for layer in seen.layers] == [one for one in wanted if name == "a" or one != "h.2.attn"]
         assert seen.numbers("gpt2") == {f"h.{number}.attn": number for number in range(12)}
-
-
-def test_a_name_that_begins_with_a_separator_has_no_layer(tmp_path):
-    """Its prefix would be the top level's, where no such array is."""
-    save_file({f".{name}": array for name, array in arrays_of("torch").items()}, tmp_path / "a.safetensors")
-    assert survey_file(tmp_path / "a.safetensors").order == ()
 
 
 def test_a_safetensors_file_is_not_opened_for_every_array(tmp_path, monkeypatch):

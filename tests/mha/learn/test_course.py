@@ -72,7 +72,6 @@ def solve(tmp_path):
 
 
 def test_the_course_is_solved_in_its_order_to_its_end(tmp_path, solve):
-    """From an empty folder: what comes next is always the next exercise of the lessons."""
     names = list(OF_LESSONS)
     assert f"{len(names)} exercises written to" in learn("start", tmp_path, "--only", "course").output
     assert [solve(name) for name in names] == [*names[1:], None]

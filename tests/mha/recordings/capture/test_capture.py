@@ -54,6 +54,7 @@ def test_nothing_to_record_is_an_error_and_an_existing_file_is_refused_before_an
     refused("is already there", layer, path=path)
     assert path.read_text() == "mine"
     refused("needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got dict", {})
+    refused(r"the model comes first: mha.capture\(model, 'calls.safetensors'\)", "calls.safetensors", path=layer)
     linear = torch.nn.Linear(2, 3)
     refused("Linear has no attention layer", linear, lambda: linear(torch.ones(2)))  # it could call a function
 

@@ -94,8 +94,3 @@ def test_an_encoder_in_training_is_called_once(torch):
     with mha.capture(encoder):
         encoder(torch.randn(B, LENGTH, WIDTH), src_key_padding_mask=padding)
     assert len(calls) == 1
-
-
-def test_a_file_in_the_place_of_the_model_is_said(torch):
-    said = r"the model comes first: mha.capture\(model, 'calls.safetensors'\)"
-    refused(said, "calls.safetensors", path=torch.nn.MultiheadAttention(6, 2))

@@ -57,14 +57,7 @@ def test_a_call_without_batch(torch, layer):
     with mha.capture(layer) as seen:
         layer(x, x, x, attn_mask=~mask, key_padding_mask=torch.tensor([False, True, False]))
     (call,) = assert_equal(seen.recording).calls
-    assert call.outputs["output"].shape == (1, LQ, 12)
-
-
-def test_averaged_weights_are_left_out(torch, layer):
-    x = torch.randn(B, LQ, 12)
-    with mha.capture(layer) as seen:
-        layer(x, x, x)
-    assert list(seen.calls[0].outputs) == ["output"]
+    assert {name: array.shape for name, array in call.outputs.items()} == {"output": (1, LQ, 12)}  # no averaged weights
 
 
 def test_bfloat16_is_recorded_exactly(torch, tmp_path):
