@@ -61,20 +61,6 @@ class Mine(keras.layers.MultiHeadAttention):
     """A class of somebody's own computes what it will."""
 
 
-class Rotary(keras.layers.Layer):
-    """It has the names of MultiHeadAttention's projections, as KerasHub's layers do."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self._query_dense = keras.layers.EinsumDense("bqm,muh->bquh", (None, 3, 4), name="query")
-        self._key_dense = keras.layers.EinsumDense("bkm,mvh->bkvh", (None, 3, 4), name="key")
-        self._value_dense = keras.layers.EinsumDense("bkm,mvh->bkvh", (None, 3, 4), name="value")
-        self._output_dense = keras.layers.EinsumDense("bquh,uhm->bqm", (None, 12), name="attention_output")
-
-    def call(self, x):
-        return self._output_dense(self._query_dense(x) + self._key_dense(x) + self._value_dense(x))
-
-
 @pytest.mark.parametrize(
     ("build", "shape", "message"),
     [
@@ -83,7 +69,6 @@ class Rotary(keras.layers.Layer):
         (lambda x: MHA(3, 4, attention_axes=(2,))(x, x), (5, 7, 12), r"attention_axes is \[2\]"),
         (lambda x: MHA(3, 4)(x, x), (5, 7, 12), r"attention_axes is \[1, 2\]"),
         (lambda x: Mine(3, 4)(x, x), (5, 12), "lists no attention layer of keras.layers there"),
-        (lambda x: Rotary()(x), (5, 12), "lists no attention layer of keras.layers there"),
     ],
 )
 def test_what_computes_something_else_is_not_known(build, shape, message, tmp_path):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import mha as mha_tools  # noqa: E402
-from mha.convert.convert import convert, list_layers  # noqa: E402
+from mha.convert.convert import convert  # noqa: E402
 from mha.models.families import FAMILIES, MODEL_TYPES  # noqa: E402
 from mha.recipes import RECIPES  # noqa: E402
 from mha_core import SpecError, load_weights  # noqa: E402
@@ -38,14 +38,11 @@ def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_pa
     model = model_of(model_type)
     model.save_pretrained(tmp_path)
     calls = run(model_type, model, tmp_path / "calls.safetensors")
-    source, out = tmp_path / "model.safetensors", tmp_path / "o.safetensors"
-    choice = {"every": True}
-    if calls.suffix == ".npz":  # one call by hand, of the first layer
-        choice = {"prefix": list_layers(source)[0].prefix}
-    known = convert(source, to_layout="canonical", out=out, **choice)
+    asked = {"to_layout": "canonical", "out": tmp_path / "o.safetensors", "every": True}
+    known = convert(tmp_path / "model.safetensors", **asked)
     assert {layer.standing.word for layer in known.layers} == {"known"}
     assert f"names model type {model_type}" in known.layers[0].standing.why
-    proved = convert(source, to_layout="canonical", out=out, recorded=calls, force=True, **choice)
+    proved = convert(tmp_path / "model.safetensors", **asked, recorded=calls, force=True)
     assert {layer.standing.word for layer in proved.layers} == {"proved"}
     assert [layer.config for layer in proved.layers] == [layer.config for layer in known.layers]
 

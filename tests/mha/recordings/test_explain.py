@@ -259,18 +259,6 @@ def searches(monkeypatch):
     return seen
 
 
-def test_each_wrong_layer_is_explained_by_itself_and_those_that_differ_alike_together(searches):
-    (found,) = explain_layers(layers_with("", "scale-missing", "unknown", "lens-ignored", "scale-missing"))
-    assert (found.right, found.beyond) == (("blocks.0",), {})
-    assert [(names, [one.name for one in diagnosis.explanations]) for names, diagnosis in found.found] == [
-        (("blocks.1", "blocks.4"), ["scale-missing"]),
-        (("blocks.2",), []),
-        (("blocks.3",), ["lens-ignored"]),
-    ]
-    assert found.found[0][1].failing == ("blocks.1", "blocks.4")
-    assert searches == ["blocks.1", "blocks.2", "blocks.3"]
-
-
 def test_layers_with_one_fault_are_searched_once(searches):
     (found,) = explain_layers(layers_with(*["lens-ignored"] * 5))
     assert [names for names, _ in found.found] == [tuple(f"blocks.{index}" for index in range(5))]

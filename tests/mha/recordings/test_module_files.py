@@ -75,9 +75,9 @@ WRONG = {
     **{
         name: (
             lambda said, shape=shape: said["modules"][1]["parameters"]["weight"].__setitem__(0, shape),
-            f"the shape of 'weight' must be a list of sizes. Got {shape}.",
+            f"the shape of 'weight' must be a list of sizes. Got {shape!r}.",
         )
-        for name, shape in (("a shape of a text", ["5", 4]), ("a shape of lists", [[5], 4]), ("no shape", 54))
+        for name, shape in (("a shape of a text", ["5", 4]), ("a shape of lists", [[5], 4]), ("no shape", "54"))
     },
     "a module twice": (lambda said: said["calls"][3].update(module=1), "no call is of module 3, '2'"),
     "a name twice": (lambda said: said["modules"][2].update(name="0"), "two modules have the name '0'"),
