@@ -28,8 +28,6 @@ from tests.mha.convert.weight_files import (
     two_layers,
 )
 
-# From any layout to any layout, in any format -------------------------------------------------------------
-
 FILES = {
     "canonical": "file.safetensors",
     "bert": "file.pt",
@@ -118,9 +116,6 @@ def test_the_listed_deviations_of_the_scale_are_there():
     listed = {entry.id: entry for entry in deviations.load().entries}
     for subject, identifier in verify.SCALE_IN_FLOAT32.items():
         assert (listed[identifier].subject, "float64" in listed[identifier].dtypes) == (subject, True)
-
-
-# Verification ---------------------------------------------------------------------------------------------
 
 
 SUBJECTS = declared(verify.ENTRY_POINT_GROUP, "a subject for the layout")

@@ -28,9 +28,6 @@ from tests.mha.convert.weight_files import (
 pytestmark = pytest.mark.usefixtures("without_frameworks")
 
 
-# Configs in the metadata ----------------------------------------------------------------------------------
-
-
 def test_files_of_save_weights_are_read_and_ours_are_loaded_with_scale_and_dropout(tmp_path):
     config = AttentionConfig(12, 3, bias={"q_proj": True}, scale=0.3, dropout=0.1)
     weights = weights_of(config, 0)
@@ -93,9 +90,6 @@ def test_a_config_that_is_none_or_does_not_fit_the_arrays_is_refused(layout, tex
     assert os.listdir(tmp_path) == ["a.safetensors"]
 
 
-# Dtypes ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("name", "layout"),
@@ -134,9 +128,6 @@ def test_a_dtype_that_a_format_cannot_hold_is_refused(name, layout, tmp_path):
     move(tmp_path / "a.safetensors", to_layout=layout, out=tmp_path / name, num_heads=3, dtype="float32")
     rounded = {own: array.astype(ml_dtypes.bfloat16).astype("float32") for own, array in arrays_of(layout).items()}
     assert_holds(tmp_path / name, rounded)
-
-
-# What does not fit on the other side ----------------------------------------------------------------------
 
 
 def test_missing_biases_become_zeros_and_are_named(tmp_path):
@@ -189,9 +180,6 @@ def test_grouped_heads_go_where_they_have_a_place(tmp_path):
     assert_holds(tmp_path / "c.safetensors", arrays_of("llama", GROUPED))
     said = "layout 'keras' has as many key heads as query heads. Got num_heads=4"
     refused(tmp_path / "a.safetensors", said, to_layout="keras", num_heads=4, moved=True)
-
-
-# Which layout, where several are read in the same way; and how much is in memory --------------------------
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,6 @@ def test_a_keras_archive_says_it_by_its_call(tmp_path):
     assert [layer.standing.causal for layer in done.layers] == [False, True, None]
 
 
-# What is said is so -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

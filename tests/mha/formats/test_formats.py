@@ -40,9 +40,6 @@ def test_a_transposed_view_is_written_as_it_reads(form, tmp_path):
     np.testing.assert_array_equal(read(path)["attn/query/kernel"], array)
 
 
-# Damage and disguise --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
 def test_a_file_cut_anywhere_is_refused_in_one_line(form, tmp_path):
     pytest.importorskip(NEEDS.get(form.name, "numpy"))

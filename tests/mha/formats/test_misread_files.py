@@ -26,8 +26,6 @@ from tests.mha.convert.weight_files import arrays_of, refused, weights_of, write
 from tests.mha.formats.refused_files import refusal
 from tests.mha.recordings.wrong_ports import MASKS, layer_of, recording_of
 
-# PyTorch's pickles -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_every_way_that_a_state_dict_holds_tensors_is_read_as_torch_reads_it(zipped, tmp_path):
@@ -134,9 +132,6 @@ def test_one_damaged_byte_beside_the_numbers_of_hdf5_gives_no_others(byte, messa
     data[place] = value
     path.write_bytes(data)
     assert re.search(message, refusal(path))
-
-
-# One recorded call -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

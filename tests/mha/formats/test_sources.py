@@ -153,9 +153,6 @@ def test_an_index_can_not_be_written_and_not_name_itself(tmp_path):
             survey_file(tmp_path / name)
 
 
-# Folders --------------------------------------------------------------------------------------------------
-
-
 def test_a_folder_gives_the_file_that_transformers_would_take_and_says_what_it_passed_over(tmp_path):
     save_file(arrays_of("torch", prefix="attn"), tmp_path / "model.safetensors")
     for name in ("pytorch_model.bin", "tf_model.h5", "training_args.bin", "config.json", "vocab.txt"):

@@ -64,18 +64,12 @@ def test_exit_statuses(folder):
     assert "weights[" in wrong.output
 
 
-def test_a_hint_and_the_answer(folder):
-    (folder / "write" / "masked_softmax.py").write_text(WRONG)
-    said = learn("hint", "masked-softmax", "--folder", folder)
-    assert said.exit_code == 0
-    assert "softmax-missing: Scores are used as weights, without a softmax." in said.output
-    assert "Deeper:  mha learn hint masked-softmax --level 3" in said.output
+def test_the_answer_and_the_list():
     shown = learn("show", "masked-softmax", "--framework", "jax")
     assert "def masked_softmax(scores, allowed):\n    scores = np.where(allowed" in shown.output
     assert "return jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)" in shown.output
-    listed = learn("list", "--framework", "torch")
-    assert "cap-in-torch" in listed.output
-    assert "gradient-of-softmax" in listed.output
+    listed = learn("list", "--framework", "torch").output
+    assert {"cap-in-torch", "gradient-of-softmax"} <= set(listed.split())
 
 
 def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
@@ -88,9 +82,7 @@ def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
     assert "0 of 26 right, about 129 minutes left: write 0/22, backwards 0/4.\nNext: weighted-sum, " in first.output
     file = tmp_path / "write" / "weighted_sum.py"
     file.write_text("def weighted_sum(weights, values): return weights @ values\n")
-    right = learn("check", "weighted-sum")
-    assert "Learned: The output is an average of values" in right.output
-    assert "Next: dot-products, level 1 of 3, about 2 minutes, in write/dot_products.py" in right.output
+    learn("check", "weighted-sum")
     assert "1 of 26 right, about 128 minutes left: write 1/22, backwards 0/4.\nNext: dot-products" in learn().output
     (tmp_path / "backwards" / "gradient_of_softmax.py").write_text("")
     assert "Go on with: gradient-of-softmax, no answer: the file is empty" in learn().output

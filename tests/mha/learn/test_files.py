@@ -13,9 +13,6 @@ from mha.learn.running.workshop import MORE_TIME
 
 pytestmark = pytest.mark.same_on_newest  # it is about files, and processes that end
 
-
-# Files that are something else ---------------------------------------------------------------------------
-
 HEAD = "import numpy as np\ndef masked_softmax(scores, allowed):\n    "
 
 BAD = {
@@ -93,9 +90,6 @@ def test_what_a_file_prints_is_cut_and_kept_apart(write, capfd):
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
     assert "`mha learn start` writes it" in judge(exercise("masked-softmax"), tmp_path).line
-
-
-# Hints ---------------------------------------------------------------------------------------------------
 
 
 def test_a_hint_goes_deeper_level_by_level(write):

@@ -22,8 +22,6 @@ from mha.recordings.replay import judge_recording, replay
 from mha_core import SpecError, Trace, save_weights
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
 
-# Judging ----------------------------------------------------------------------------------------------
-
 
 def test_what_was_recorded_is_judged_in_its_dtype():
     for dtype in ("float64", "float32", "float16", "bfloat16"):
@@ -99,9 +97,6 @@ def test_calls_are_chosen_by_name_and_dtype():
     assert [result.case for result in chosen.everything] == ["a", "a"]
     with pytest.raises(SpecError, match=r"no call is named 'c' \(there are: a, b\)"):
         replay(recording, [], patterns=["c"])
-
-
-# The commands ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
