@@ -47,13 +47,9 @@ def test_the_mapping_is_found_and_written_in_another_layout(nameless):
 
 def test_what_does_not_fit_writes_nothing(nameless):
     folder, _ = nameless
-    arrays = load_file(folder / "nameless.safetensors")
-    save_file(
-        {name: np.ascontiguousarray(array[::-1] * 1.5) for name, array in arrays.items()}, folder / "other.safetensors"
-    )
-    out = folder / "out.safetensors"
-    arguments = ["--infer", "--recorded", str(folder / "call.npz"), "--num-heads", "4", "--out", str(out)]
-    outcome = CliRunner().invoke(convert, [str(folder / "other.safetensors"), *arguments])
+    source, out = folder / "nameless.safetensors", folder / "out.safetensors"
+    save_file({name: np.ascontiguousarray(array[::-1] * 1.5) for name, array in load_file(source).items()}, source)
+    outcome = run(folder, "--infer", "--recorded", str(folder / "call.npz"), "--num-heads", "4", "--out", str(out))
     assert outcome.exit_code == 1, outcome.output
     assert not out.exists()
 

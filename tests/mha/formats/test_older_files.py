@@ -59,23 +59,15 @@ def bart(rng, layer):
     return arrays | linear(rng, f"decoder.layers.{layer}.fc1", 20, E)
 
 
+KERNELS = ("canonical", "bart-kernel", "bart-kernel")
 MODELS = {
     "bert": (bert, {"attention": ("bert", "bert-kernel", "bert-kernel")}),
     "vit": (vit, {"attention": ("vit", "vit-kernel", "vit-kernel")}),
     "gpt2": (
         gpt2,
-        {
-            "attn": ("gpt2", "gpt2-tf", "gpt2-flax"),
-            "crossattention": ("gpt2-cross", "gpt2-cross-tf", "gpt2-cross-flax"),
-        },
+        {name: (own, f"{own}-tf", f"{own}-flax") for name, own in (("attn", "gpt2"), ("crossattention", "gpt2-cross"))},
     ),
-    "bart": (
-        bart,
-        {
-            "self_attn": ("canonical", "bart-kernel", "bart-kernel"),
-            "encoder_attn": ("canonical", "bart-kernel", "bart-kernel"),
-        },
-    ),
+    "bart": (bart, {"self_attn": KERNELS, "encoder_attn": KERNELS}),
 }
 """Family -> its arrays by PyTorch's names, and the layouts of its layers in PyTorch, TensorFlow and Flax."""
 

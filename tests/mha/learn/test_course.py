@@ -76,9 +76,8 @@ def test_the_course_is_solved_in_its_order_to_its_end(tmp_path, solve):
     assert f"{len(names)} exercises written to" in learn("start", tmp_path, "--only", "course").output
     assert [solve(name) for name in names] == [*names[1:], None]
     done = learn("check", "--folder", tmp_path, "--only", "course")
-    assert [line.split()[:2] for line in done.output.strip().splitlines()[: len(names)]] == [
-        [n, "right"] for n in names
-    ]
+    lines = [line.split()[:2] for line in done.output.strip().splitlines()]
+    assert lines[: len(names)] == [[name, "right"] for name in names]
     assert done.output.strip().endswith("\nThe course is done.")
     assert f"{len(names)} of {len(names)} right: course {len(names)}/{len(names)}, write" in done.output
 

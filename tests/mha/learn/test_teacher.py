@@ -185,9 +185,6 @@ def test_no_case_has_anything_that_the_file_does_not_mention(one):
         assert re.search(word, text), f"{one.name}: {kind}"
 
 
-# Two things at once ------------------------------------------------------------------------------------
-
-
 def textbook(scores, allowed):
     scores = np.where(allowed, scores, -np.inf)
     exponentials = np.exp(scores - scores.max())
@@ -278,9 +275,6 @@ def test_nothing_is_named_that_does_not_explain_it(name, seed):
     assert explained(one, spoilt) == Found()
     half = [right[0], *spoilt[1:]]
     assert explained(one, half) == Found()
-
-
-# The other tracks --------------------------------------------------------------------------------------
 
 
 def test_the_call_that_catching_starts_from_shows_none_of_the_hidden_bugs(tmp_path):

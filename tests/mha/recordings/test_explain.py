@@ -47,9 +47,6 @@ def named(recording):
     return [explanation.name for explanation in found.explanations]
 
 
-# Explaining -------------------------------------------------------------------------------------------
-
-
 BUGS = ("scale-missing", "lens-ignored", "split-d-h", "q-k-weights-exchanged")
 RULED_OUT = AttentionConfig(12, 4, num_kv_heads=2, key_dim=7, value_dim=9)
 """Its sizes rule out packings."""
@@ -229,9 +226,6 @@ def test_of_a_large_batch_two_items_decide(monkeypatch):
     assert found.mismatch.index[0] == 0
 
 
-# Several layers ---------------------------------------------------------------------------------------
-
-
 def layers_with(*bugs):
     """A recording of a layer for each of these names of a bug; "" is right, and "unknown" a bug that nobody has."""
     layers, calls = [layer_of(name=f"blocks.{index}", seed=index) for index in range(len(bugs))], []
@@ -296,9 +290,6 @@ def test_a_layer_that_nothing_explains_may_be_causal_if_nobody_said_that_it_is_n
     printed = " ".join(CliRunner().invoke(main, ["diagnose", str(path)]).output.split())
     assert "Nothing said this of the layer: causal=True, by_head=False. It is taken so:" in printed
     assert "A causal query sees one place ahead" in printed
-
-
-# A wrong port, judged by what was ported ------------------------------------------------------------------
 
 
 def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by_them(tmp_path):

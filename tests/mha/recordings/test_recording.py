@@ -182,9 +182,6 @@ def test_weights_that_were_meant(tmp_path):
         recording.with_weights({"decoder": (CONFIG, meant)})
 
 
-# What is refused ------------------------------------------------------------------------------------
-
-
 def edited(path, change):
     """The file with its description changed."""
     arrays = load_file(path)

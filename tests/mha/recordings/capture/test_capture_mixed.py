@@ -29,11 +29,8 @@ def assert_mixed(recording, computed, held, path):
         assert (layer.dtype, layer.held_in) == (computed, held)
         for array in layer.weights.values():
             assert np.array_equal(array, round_to(array, held))
-            assert (
-                held in ("bfloat16", computed)
-                or array.ndim == 1
-                or not np.array_equal(array, round_to(array, computed))
-            )
+            is_rounded = np.array_equal(array, round_to(array, computed))
+            assert held in ("bfloat16", computed) or array.ndim == 1 or not is_rounded
         for result in judge_recording(each):
             assert (result.status, result.dtype) == ("equal", computed), result
 
