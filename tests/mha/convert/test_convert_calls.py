@@ -27,11 +27,10 @@ def call(seed, length, *, causal=False, wrong=0.0):
 
 def named(**calls):
     """Arrays by layer/call/name; `layer0_a` is call "a" of the first layer."""
-    return {
-        f"{PREFIXES[int(key[5])]}/{key[7:]}/{name}": array
-        for key, arrays in calls.items()
-        for name, array in arrays.items()
-    }
+    found = {}
+    for key, arrays in calls.items():
+        found |= {f"{PREFIXES[int(key[5])]}/{key[7:]}/{name}": array for name, array in arrays.items()}
+    return found
 
 
 ARGUMENTS = {"to_layout": "bert", "every": True, "num_heads": 3}

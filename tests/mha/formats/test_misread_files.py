@@ -174,11 +174,8 @@ def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
 
 def test_an_array_whose_entry_is_damaged_is_not_passed_over_in_an_archive(tmp_path):
     rng = np.random.default_rng(3)
-    record = {
-        "queries": rng.normal(size=(2, 3, 4)),
-        "output": rng.normal(size=(2, 3, 5)),
-        "valid_lens": np.array([2, 3]),
-    }
+    queries, output = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3, 5))
+    record = {"queries": queries, "output": output, "valid_lens": np.array([2, 3])}
     layer = {"q_proj.weight": rng.normal(size=(4, 4)), "q_proj.bias": rng.normal(size=4)}
     for arrays, lost, read in (
         (record, b"valid_lens.npy", Observed.load),

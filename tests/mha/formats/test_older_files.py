@@ -59,14 +59,12 @@ def bart(rng, layer):
     return arrays | linear(rng, f"decoder.layers.{layer}.fc1", 20, E)
 
 
+GPT2 = ("gpt2", "gpt2-tf", "gpt2-flax")
 KERNELS = ("canonical", "bart-kernel", "bart-kernel")
 MODELS = {
     "bert": (bert, {"attention": ("bert", "bert-kernel", "bert-kernel")}),
     "vit": (vit, {"attention": ("vit", "vit-kernel", "vit-kernel")}),
-    "gpt2": (
-        gpt2,
-        {name: (own, f"{own}-tf", f"{own}-flax") for name, own in (("attn", "gpt2"), ("crossattention", "gpt2-cross"))},
-    ),
+    "gpt2": (gpt2, {"attn": GPT2, "crossattention": tuple(name.replace("gpt2", "gpt2-cross") for name in GPT2)}),
     "bart": (bart, {"self_attn": KERNELS, "encoder_attn": KERNELS}),
 }
 """Family -> its arrays by PyTorch's names, and the layouts of its layers in PyTorch, TensorFlow and Flax."""

@@ -144,10 +144,8 @@ def test_an_index_can_not_be_written_and_not_name_itself(tmp_path):
     save_file(arrays_of("torch"), tmp_path / "a.safetensors")
     with pytest.raises(SpecError, match="an index names the shards of a model; write one file"):
         move(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / INDEX, num_heads=3)
-    for name, message in (
-        ("a.index.json.index.json", "must end in .index.json once"),
-        ("a.index.json", "no such file"),
-    ):
+    messages = {"a.index.json.index.json": "must end in .index.json once", "a.index.json": "no such file"}
+    for name, message in messages.items():
         (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(SpecError, match=message):
             survey_file(tmp_path / name)

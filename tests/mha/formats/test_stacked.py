@@ -79,9 +79,8 @@ def test_calls_prove_the_layers_of_a_stack_each(tmp_path):
 
 
 def test_layers_that_stand_by_themselves_and_stacks_of_others_are_no_layers(tmp_path):
-    arrays = arrays_of("linen", prefix="layers/0/attn") | {
-        "layers/1/attn/query/kernel": np.ones((5, 12, 3, 4), np.float32)
-    }
+    stack = np.ones((5, 12, 3, 4), np.float32)
+    arrays = arrays_of("linen", prefix="layers/0/attn") | {"layers/1/attn/query/kernel": stack}
     (found,) = list_layers(write(tmp_path / "w.msgpack", arrays, "linen"))
     assert found.prefix == "layers/0/attn"
     arrays = {"layers/up/kernel": np.ones((5, 12, 20), np.float32), "layers/up/bias": np.ones((5, 20), np.float32)}

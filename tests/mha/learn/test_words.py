@@ -35,6 +35,10 @@ def softmax(scores):
     return powers / powers.sum()
 
 
+def by_angle(query, keys):
+    return softmax(np.cos(query - keys) / 2**0.5)
+
+
 TENTHS = 36 * np.arange(10)
 
 
@@ -48,17 +52,9 @@ TENTHS = 36 * np.arange(10)
             "Products are divided by a scale",
         ),
         ("weighted-sum", lambda w, v: w / w.sum(-1, keepdims=True) @ v, "It is divided by the sum of the weights"),
-        ("weights-by-angle", lambda d: softmax(np.cos(d - TENTHS) / 2**0.5), "np.cos and np.sin take radians"),
-        (
-            "weights-by-angle",
-            lambda d: softmax(np.cos(d - np.deg2rad(TENTHS)) / 2**0.5),
-            "Of the query: np.cos and np.sin",
-        ),
-        (
-            "weights-by-angle",
-            lambda d: softmax(np.cos(np.deg2rad(d) - TENTHS) / 2**0.5),
-            "Of the keys: np.cos and np.sin",
-        ),
+        ("weights-by-angle", lambda d: by_angle(d, TENTHS), "np.cos and np.sin take radians"),
+        ("weights-by-angle", lambda d: by_angle(d, np.deg2rad(TENTHS)), "Of the query: np.cos and np.sin take radians"),
+        ("weights-by-angle", lambda d: by_angle(np.deg2rad(d), TENTHS), "Of the keys: np.cos and np.sin take radians"),
     ],
 )
 def test_a_mistake_of_one_exercise_is_named_in_every_case_or_not_at_all(name, function, sentence):

@@ -264,9 +264,8 @@ def test_of_layers_that_nothing_explains_few_are_searched(searches):
     (found,) = explain_layers(replace(recording, calls=recording.calls * 2))
     assert [names for names, _ in found.found] == [(f"blocks.{index}",) for index in range(MOST_IN_VAIN)]
     assert len(searches) == 2 * MOST_IN_VAIN
-    assert list(found.beyond.items()) == [
-        (f"blocks.{MOST_IN_VAIN + index}", f"blocks.{MOST_IN_VAIN + index}#*") for index in (0, 1)
-    ]
+    left = [f"blocks.{MOST_IN_VAIN + index}" for index in (0, 1)]
+    assert list(found.beyond.items()) == [(name, f"{name}#*") for name in left]
 
 
 def test_of_right_layers_all_calls_are_told_together():
@@ -371,9 +370,9 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     save_file(layer_of().weights, path)  # arrays alone: the number of heads is that of the recorded layer
     assert intended(recording_of(layer_of()), path)[1] == [f"The layer holds the weights of {path}."]
     save_file({"q_proj.weight": np.ones((3, 5), np.float32)}, path)
-    with pytest.raises(SpecError, match=r"no config of a layer, and no layer of a layout that is known") as raised:
+    said = r"no config of a layer, and no layer of a layout that is known.*give a recording of the original$"
+    with pytest.raises(SpecError, match=said):  # mha convert could not read it
         intended(recording_of(layer_of()), path)
-    assert str(raised.value).endswith("give a recording of the original"), "mha convert could not read it"
     save_file({name: np.zeros((5, 3), np.float32) for name in layer_of().weights if name.endswith("weight")}, path)
     with pytest.raises(SpecError, match=r"that were recorded \(.* must have .*\): .*, or what `mha convert"):
         intended(recording_of(layer_of()), path)
@@ -384,9 +383,7 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "other"), [("nanogpt", "gpt-bigcode"), ("gpt-bigcode", "nanogpt")])
-def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_taken_and_the_other_said(
-    layout, other, tmp_path
-):
+def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_taken(layout, other, tmp_path):
     """A right layer of nanoGPT was said to read GPT-BigCode's weights wrongly."""
     path = tmp_path / "c_attn.safetensors"
     save_file(get(layout).write(CONFIG, layer_of().weights), path)

@@ -43,9 +43,8 @@ def recorded(bug: Bug | None = None, config: AttentionConfig = CONFIG) -> Record
 
 
 def named(recording: Recording) -> list[str]:
-    found = diagnose(
-        RecordedSubject(recording, "float32"), recording.cases("float32"), bugs=bugs_of_functions(recording)
-    )
+    subject, cases = RecordedSubject(recording, "float32"), recording.cases("float32")
+    found = diagnose(subject, cases, bugs=bugs_of_functions(recording))
     return [bug.id for one in found.explanations for bug in one.bugs]
 
 

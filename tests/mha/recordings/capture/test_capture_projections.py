@@ -191,10 +191,8 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
     assert told.count("say that these are its projections") == 1
     assert f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose" in told
     assert "looks for the cause, best with causal= and by_head= said too" in told
-    with (
-        pytest.warns(UnreadWarning, match="differs from its own weights: .*; `mha diagnose FILE` looks"),
-        eval(line),
-    ):
+    differs = "differs from its own weights: .*; `mha diagnose FILE` looks for"
+    with pytest.warns(UnreadWarning, match=differs), eval(line):
         model(drawn(2, 5, 12))
     assert len(mha.Recording.load("calls.safetensors").layers) == 3
 
