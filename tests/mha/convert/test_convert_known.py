@@ -28,13 +28,9 @@ pytestmark = [
 ]
 
 
-# What is known is so ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nightly("each family is read as it computes", every=8)
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_path):
-    """A small model is run, and what its attention gave is reproduced from its file by what its config says."""
     model = model_of(model_type)
     model.save_pretrained(tmp_path)
     calls = run(model_type, model, tmp_path / "calls.safetensors")
@@ -84,8 +80,6 @@ def test_the_families_are_those_of_the_recipes_and_some_more():
     assert list(names) == ["clip"]  # a text or a vision model by itself
     assert set(names["clip"].model_types) < set(RECIPES["clip"].model_types)
 
-
-# What changes a family's arithmetic ---------------------------------------------------------------------------
 
 CONFIG = {"model_type": "bert", "num_attention_heads": 3, "hidden_size": 12, "num_hidden_layers": 2}
 
@@ -165,8 +159,8 @@ def test_two_models_in_a_file_are_not_known_by_the_config_of_one(tmp_path):
     }
     save_file(arrays, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(SpecError, match=r"is of one model, and the file has 2 layers at \.\.\.layer\.1\.attention"):
-        convert(tmp_path, to_layout="torch", out=tmp_path / "o.npz", every=True)
+    said = r"is of one model, and the file has 2 layers at \.\.\.layer\.1\.attention"
+    refused(tmp_path, said, to_layout="torch", every=True)
 
 
 def test_a_list_of_heads_stops_no_bits(tmp_path):
@@ -206,16 +200,11 @@ def test_self_attention_whose_values_are_of_another_width_is_not_known(tmp_path)
         convert(tmp_path / "model.safetensors", to_layout="torch", out=tmp_path / "o.npz")
 
 
-# Heads and scales ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("moved", [False, True])
 def test_num_heads_that_contradicts_the_config_is_an_error(moved, tmp_path):
     source = model_file(tmp_path)
-    with pytest.raises(
-        SpecError, match=r"num_heads of .* must be 3, as the model's config says \(num_attention_heads in"
-    ):
-        convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=6, moved=moved)
+    said = r"num_heads of .* must be 3, as the model's config says \(num_attention_heads in"
+    refused(source, said, to_layout="torch", num_heads=6, moved=moved)
     assert convert(source, to_layout="torch", out=tmp_path / "o.npz", num_heads=3).layers[0].config.num_heads == 3
 
 
@@ -257,9 +246,6 @@ def test_gpt2s_switches_become_the_layers_scale(weighted, by_layer, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "scale_attn_weights": "no"}))
     refused(source, "scale_attn_weights must be true or false. Got no", out=out, force=True, **arguments)
-
-
-# Names that other layers share --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_heads", "asked"), [(None, " --moved --num-heads H, since"), (3, " --moved (docs/")])

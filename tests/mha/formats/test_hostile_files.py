@@ -26,9 +26,6 @@ def in_group(path, fill):
     return path
 
 
-# HDF5 that reaches elsewhere ----------------------------------------------------------------------------
-
-
 def external_storage(group):
     group.create_dataset("0", (2, 3), "f4", external=[("/etc/passwd", 0, 24)])
 
@@ -198,9 +195,6 @@ def test_a_keras_file_that_was_zipped_again_is_unpacked_once(tmp_path, monkeypat
     monkeypatch.delattr(zipfile.ZipExtFile, "seek")  # each step back would unpack it from its beginning
     with open_checkpoint(tmp_path / "a.keras") as checkpoint:
         assert all((checkpoint.array(name) == array).all() for name, array in arrays.items())
-
-
-# Shared and deep structures ------------------------------------------------------------------------------
 
 
 def nested(depth, *, shared):

@@ -95,7 +95,6 @@ def test_the_first_line_has_the_minutes_of_what_is_left(tmp_path, monkeypatch):
 
 
 def test_what_follows_the_course_is_called_so(tmp_path, solve, monkeypatch):
-    """Also by the check of the last exercise; every answer is judged in the test above."""
 
     def judged(exercises, folder, *, time_limit):
         return (Verdict(one, "to do" if is_untouched(one, folder) else "right", "") for one in exercises)
