@@ -105,7 +105,6 @@ def test_a_whole_layer_of_a_file_with_an_incomplete_one_can_be_converted_under_i
 
 
 def test_all_of_one_layout_do_not_mind_what_another_lacks(tmp_path):
-    """A decoder's cross-attention of another kind: --all --from asks for the layers of one layout alone."""
     arrays = layers_of("bert") | arrays_of("torch", prefix="cross")
     del arrays["cross.out_proj.weight"]
     save_file(arrays, tmp_path / "a.safetensors")
