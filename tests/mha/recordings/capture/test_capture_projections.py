@@ -196,7 +196,7 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
         model(drawn(2, 5, 12))
     assert len(mha.Recording.load("calls.safetensors").layers) == 3
 
-    assert line.replace("*.attn", "") in refused("", model[1]["attn"], lambda: model[1]["attn"](drawn(2, 5, 12)))
+    assert line.replace("*.attn", "") in refused(".", model[1]["attn"], lambda: model[1]["attn"](drawn(2, 5, 12)))
     model[2]["attn"].n_head = 4  # then one line would be wrong of the other
     with pytest.warns(UnreadWarning, match=r"layers=\{'1.attn': .*num_heads=3\)"), mha.capture(model):
         model(drawn(2, 5, 12))
@@ -205,8 +205,9 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
 def test_a_pattern_that_fits_no_layer_is_named_with_the_layers_there_are() -> None:
     model = nn.Sequential(made(Timm(12, 4)), made(Timm(12, 4)))
     said = mha.Projections(*3 * ["qkv"], "proj")
+    words = r"layers=\['attn\.\*'\] must name attention layers \(there are: '0', '1'\)"
     for layers in (["attn.*"], {"attn.*": said}):
-        refused(r"layers=\['attn\.\*'\] must name attention layers \(there are: '0', '1'\)", model, layers=layers)
+        refused(words, model, lambda: None, layers=layers)
     refused(r"was asked for by layers=\['attn'\]\.", nn.Linear(2, 3), lambda: None, layers=["attn"])
 
 
@@ -391,7 +392,7 @@ def test_the_line_that_is_printed_names_no_projection_for_another(
     monkeypatch.chdir(tmp_path)
     own = tuple(names.split())
     model = made(Parts("", own, "kqvo", **attributes))
-    told = refused("", model, lambda: model(drawn(2, 5, 12)))
+    told = refused(".", model, lambda: model(drawn(2, 5, 12)))
     key, query, value, output = own if "key" in names else 4 * ["..."]
     roles = f'query="{query}", key="{key}", value="{value}", output="{output}", num_heads={heads}'
     line = f"mha.capture(model, \"calls.safetensors\", layers={{'': mha.Projections({roles})}})"
