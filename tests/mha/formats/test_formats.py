@@ -154,7 +154,10 @@ def test_what_a_program_allows_pytorch_is_refused_all_the_same(tmp_path):
 def test_an_npz_that_is_cut_off_is_said_to_be(tmp_path):
     path = tmp_path / "cut.npz"
     np.savez(path, w=np.arange(900.0))
-    path.write_bytes(path.read_bytes()[:5000])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4000] + b"damage" + whole[4006:])
+    assert "Bad CRC-32" in refusal(path)
+    path.write_bytes(whole[:5000])
     cut = "cut.npz is not a whole npz file: it is cut off, at 5,000 bytes: write, copy or download it again"
     assert refusal(path).endswith(cut)
 

@@ -85,10 +85,12 @@ def test_mxnet_files_of_every_kind_are_read_and_ours_are_loaded(tmp_path):
     np.testing.assert_array_equal(layer.weight.data().asnumpy(), wanted["weight"] + 1)
 
 
-def params_with(*, magic=0xF993FAC9, storage=0, shape=(2,), dtype=0, numbers_=b"\0" * 8, count=1):
-    array = struct.pack("<Ii", magic, storage) + struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+def params_with(
+    *, magic=0xF993FAC9, storage=0, shape=(2,), ndim=1, dtype=0, numbers_=b"\0" * 8, count=1, name=b"w", length=1
+):
+    array = struct.pack("<Ii", magic, storage) + struct.pack(f"<i{len(shape)}q", ndim * len(shape), *shape)
     array += struct.pack("<iii", 1, 0, dtype) + numbers_
-    return struct.pack("<QQQ", 0x112, 0, count) + array + struct.pack("<QQ", 1, 1) + b"w"
+    return struct.pack("<QQQ", 0x112, 0, count) + array + struct.pack("<QQ", 1, length) + name
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,10 @@ def params_with(*, magic=0xF993FAC9, storage=0, shape=(2,), dtype=0, numbers_=b"
         ({"shape": (-2,)}, "there must be a shape and a dtype. Got (-2,) and 0."),
         ({"dtype": 12}, "there must be a shape and a dtype. Got (2,) and 12."),
         ({"count": 2**60}, "it can't hold 1152921504606846976 arrays"),
+        ({"ndim": 40}, "there must be a number of axes. Got 40."),
+        ({"name": b"\xff"}, "a name is not text: "),
+        ({"length": 2}, "it ends early"),
+        ({"length": 2**40}, "a name can't be 1099511627776 bytes long"),
         ({"numbers_": b"\0" * 4}, "it ends early|it holds 1 arrays and|a name can't be"),
     ],
 )
