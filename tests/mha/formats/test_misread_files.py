@@ -163,7 +163,7 @@ def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path)
 
 def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
     path = tmp_path / "calls.safetensors"
-    recording_of(layer_of(name="a[/red][bold]"), masks=MASKS[:1]).save(path)
+    recording_of(layer_of("float64", "a[/red][bold]"), masks=MASKS[2:]).save(path)
     result = CliRunner().invoke(replay, [str(path), "--backend", "torch", "--case", "*"])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.exit_code in (0, 2), result.output

@@ -49,7 +49,8 @@ def test_a_file_that_is_something_else_is_one_sentence(write, kind):
 
 def test_a_tensor_that_is_returned_is_named(write):
     pytest.importorskip("torch")
-    verdict = judge(*write("masked-softmax", f"import torch\n{HEAD}return torch.tensor(scores)\n"))
+    one, folder = write("masked-softmax", f"import torch\n{HEAD}return torch.tensor(scores)\n")
+    verdict = judge(one, folder, time_limit=60.0)  # it imports PyTorch
     assert verdict.status == "no answer"
     assert "weights is a torch.Tensor" in verdict.line
     assert "convert it" in verdict.line
