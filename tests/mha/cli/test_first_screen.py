@@ -188,7 +188,7 @@ CAUSES = {
         "It catches: a padding mask (B, Lk) read as (Lk, B)",
     ),
     "Kept": ([*FEW, "-c", "sequence-numbers"], "output: It keeps ", "Change: Keep nothing of one call for the next."),
-    "Backward": (["-c", "prime", "-c", "causal"], "gradients: ", "The first gradient that differs"),
+    "Backward": (["-c", "prime", "-c", "causal"], "First wrong step: the gradients", "The first gradient that differs"),
 }
 """Layer -> the cases that it is asked, what the screen says of the cause and its stage, and of what to change."""
 

@@ -172,7 +172,7 @@ def test_of_a_layer_no_large_composition_is_said_and_none_of_what_it_has_not(mon
         (True, (of_bias,), False),
     ):
         monkeypatch.setattr(hints, "diagnosed", lambda *given, it=(is_whole, (found,)): it)
-        text = hints._of_layer(one, verdict, tmp_path)
+        text = hints._of_layer(one, verdict, tmp_path, time_limit=60.0)
         assert text.startswith("No known mistakes give what yours gives.") != said, found
 
 
@@ -185,10 +185,10 @@ def test_two_mistakes_of_one_exercise_are_said_where_each_shows_alone():
 
 def test_a_layer_is_explained_by_the_case_that_it_fails_too(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(hints, "diagnosed", lambda dialect, path, subject, cases: asked.append(cases) or (False, ()))
+    monkeypatch.setattr(hints, "diagnosed", lambda dialect, path, subject, cases, limit: asked.append(cases) or (False, ()))
     one = exercise("plain-function")
     for case in ("nan-in-open-key", "prime"):
-        hints._of_layer(one, Verdict(one, "wrong", "", case=case), tmp_path)
+        hints._of_layer(one, Verdict(one, "wrong", "", case=case), tmp_path, time_limit=60.0)
     assert set(asked[0]) - set(asked[1]) == {"nan-in-open-key"}
     assert set(asked[1]) == set(one.first)
 

@@ -336,9 +336,9 @@ def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(faul
         assert f"\n\nNothing said this of the layer: {keep}" in told["half"]
     for name, one in told.items():
         assert "(scale-missing" in one
-        assert ("nothing said" in one) == (fault == "and merged" and name != "said")
+        assert ("Nothing said this" in one) == (fault == "and merged" and name != "said")
         assert "do not confirm" not in one, "the diagnosis gives every number"
-        assert "causal" not in one.partition("\n\n")[2]
+        assert "causal" not in one.partition("\n\n")[0], "no cause"
 
 
 class Padded(Parts):
