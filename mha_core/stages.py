@@ -23,8 +23,8 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 
 DONE_AT: Mapping[str, str] = {
     "queries": "the projection of the queries, its split into heads, and all that is done to them before the scores",
-    "keys": "the projection of the keys, its split into heads, all that is done to them, and how a past is joined",
-    "values": "the projection of the values, its split into heads, all that is done to them, and how a past is joined",
+    "keys": "the projection of the keys, its split into heads, and all that is done to them",
+    "values": "the projection of the values, its split into heads, and all that is done to them",
     "scores": "the scale, the softcap, all that is added to the scores, and which key head a query head reads",
     "weights": "the masks, the softmax, and any factor or mix of heads after it",
     "heads": "which value head a query head reads, dropout, and what is done to heads before they are merged",

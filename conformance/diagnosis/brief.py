@@ -9,14 +9,14 @@ from conformance.diagnosis.diagnose import ALL_NAN, BIASED, STORED_IN, Diagnosis
 from conformance.judging.compare import Mismatch
 from conformance.judging.distance import worst
 from conformance.judging.expected import CHANGES
-from conformance.kinds.change import KINDS, NAMED, OR_WITH, Setting
+from conformance.kinds.change import KINDS, OR_WITH, Setting
 from conformance.kinds.made import FINITE, is_measured
-from conformance.kinds.oddities import ROUNDED
 from conformance.measure.search import Measured, ProbeResult
 from conformance.reports.brief import DETAIL, FIRST, MADE, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 from mha_core.errors import listed
+from mha_core.reference.forward import PART_OF
 from mha_core.stages import DONE_AT
 
 ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. Frameworks differ there too: see `mha deviations`."
@@ -36,15 +36,12 @@ NO_CAUSE = "No mistake that `mha bugs` lists gives these numbers, nor do two of 
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: check {{}}. To have the steps compared, and not inferred, return them in a dict: {', '.join(STAGES)}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
-JOIN = "the join of past and new keys and values: its order, axis and lengths"
+JOIN = "the join of past and new keys and values: its order, axis, heads and lengths"
 OF_BIAS = "the bias of the projection of the {}: whether it is missing, added twice, or scaled"
-CASTS = "casts (to bfloat16, float16, 8 bits), approximations (of exp) and added numbers (eps) in what makes the "
 MUST_BE = "and must be (B, Lq, Do)"
 GIVES = " must give "  # in what is said of an array of another dtype, whose numbers tell something
 HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
-
-# By the stage that is narrower.
-KEEP = {"scores": "scores and softmax", "heads": "attention weights and values", "": "every array"}
+KEEP = {"scores": "scores and softmax", "heads": "attention weights and values", "": "every array"}  # what is narrower
 
 FIXES = {  # words of a remark -> what to change
     "dropout is left on": "Call layer.eval() (Keras: training=False; Flax: deterministic=True), or seed it.",
@@ -146,13 +143,11 @@ def _advice(diagnosis: Diagnosis, stage: str) -> str:
     if OR_WITH in alone and not is_shown:
         return HEED
     there = diagnosis.located
-    is_rounded = there is not None and ROUNDED in "".join(there.seen)
     look = there.look if there is not None and there.stage == stage else ""
-    of_calls = {NAMED["past"]: JOIN * (stage in ("keys", "values")), BIASED: OF_BIAS.format(stage)}
-    done = look or of_calls.get(diagnosis.alone) or f"{DONE_AT.get(stage, 'that')}{alone}"
-    done = f"{CASTS}{MADE.get(stage, stage)}{alone}" if is_rounded else done
-    done = ADDITIVE if "score 'additive'" in alone else done
-    return "" if is_shown else NEXT.format(done)
+    is_past = there is not None and there.problem.sizes.past_len > 0 and stage in ("keys", "values")
+    of_calls = JOIN if is_past else OF_BIAS.format(stage) * (diagnosis.alone == BIASED)
+    done = ADDITIVE if "score 'additive'" in alone else look or of_calls
+    return "" if is_shown else NEXT.format(done or f"{DONE_AT.get(stage, 'that')}{alone}")
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:
@@ -205,7 +200,9 @@ def _is_shown(diagnosis: Diagnosis, step: str = "") -> bool:
 
 
 def _of_bug(bug: Bug, label: str) -> Cause:
-    return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,), label=label)
+    *some, last = [one for one in STAGES[:3] if one in {PART_OF.get(step, step) for step in bug.forward}] or [bug.stage]
+    where = f"{', '.join(some)} and {last}" * (bool(some) and bug.stage in (*some, last))
+    return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,), label=label, where=where)
 
 
 def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
@@ -252,6 +249,7 @@ ENDED = "The diagnosis ended early, so no reason is known:"
 ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
 NOTHING = " There is nothing to explain."
 CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
+SORTS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
 
 
 def cases(count: int) -> str:
@@ -314,7 +312,7 @@ def shown(mismatch: Mismatch) -> str:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
     both = f"{mismatch.stage}[{where}] is {mismatch.actual:.6g}, should be {mismatch.expected:.6g}"
-    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > 1e-300 else "and must be exact"  # a 0
+    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > 1e-300 else "tolerance 0"
     off = f"; off by {mismatch.error:.3g}, {within}" * math.isfinite(mismatch.error or 0.0)
     return f"{both}{off} ({mismatch.wrong} of {mismatch.total} elements differ)"
 
@@ -344,10 +342,11 @@ def simplest(diagnosis: Diagnosis) -> list[str]:
     kinds = [one for one in KINDS if one.words == diagnosis.alone and all(map(one.holds, wrong))]
     if "calls with " in diagnosis.alone and (kinds or diagnosis.alone == BIASED):
         return [f"Still right: all {diagnosis.alone.replace('with', 'without', 1)}."]
-    less = [row for row in rows[:first] if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
+    less = [row for row in rows[1:first] if row.asked and Setting.of(row.asked[0]).has <= wrong[0].has]
     less.sort(key=lambda row: (len(Setting.of(row.asked[0]).has), not row.probe.stage))
-    right = [f" Still right: calls with {row.probe.says}" for row in less]
-    return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right[-1:])}"]
+    right = [f" Still right: calls with {row.probe.says}" for row in less[-1:]]
+    right = [" Still right: all further calls without a cache."] if all("past" in one.has for one in wrong) else right
+    return [f"Already wrong: calls with {rows[first].probe.says}{''.join(right)}"]
 
 
 def of_precision(diagnosis: Diagnosis) -> str:
@@ -416,9 +415,6 @@ def overlooked(diagnosis: Diagnosis, plain: Diagnosis) -> str:
     return f"Not explained: {cases(others)} with {listed(diagnosis.extras, CASES_SHOWN)}. {fine}"
 
 
-SORTS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
-
-
 def unexplained(diagnosis: Diagnosis) -> list[str]:
     """Return a list with one line on the failing cases that the likely cause does not explain; [] if there are none."""
     told = () if diagnosis.explanations or diagnosis.nans else diagnosis.partly
@@ -461,4 +457,4 @@ def _row(measured: Measured, outcome: ProbeResult, *, says: bool = True) -> str:
     if outcome.probe.gradients or got is None or wanted is None:
         return said
     place = worst(got, wanted, 1.0).index
-    return f"{said} output[{', '.join(map(str, place))}] is {got[place]:.6g}, expected {wanted[place]:.6g}"
+    return f"{said} output[{', '.join(map(str, place))}] is {got[place]:.6g}, should be {wanted[place]:.6g}"

@@ -141,9 +141,9 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
     """The place of the largest difference of two arrays, in words."""
     if made is None or own.shape != made.shape:
         shape = "nothing" if made is None else f"shape {made.shape}"
-        return f"where {name} has shape {own.shape} and this gives {shape}"
+        return f"where {name} has shape {own.shape}, with this mistake {shape}"
     place = worst(own, made, 1.0).index
-    return f"where {name}[{', '.join(map(str, place))}] is {own[place]:.6g} and this gives {made[place]:.6g}"
+    return f"where {name}[{', '.join(map(str, place))}] is {own[place]:.6g}, with this mistake {made[place]:.6g}"
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:

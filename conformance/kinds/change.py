@@ -19,7 +19,7 @@ from mha_core.features import FEATURES
 from mha_core.parts import PARTS
 from mha_core.reference.state import State
 
-MASKS = {"valid_lens": "lengths", "allowed": "a keep-mask", "causal": "a causal mask", "window": "a window"}
+MASKS = {"valid_lens": "valid lengths", "allowed": "a keep-mask", "causal": "a causal mask", "window": "a window"}
 """Sources of a mask that are no row of FEATURES, in words; a bias is one."""
 
 
@@ -109,7 +109,7 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
 LEAVE_OUT = "Use them as they are."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
-    "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),
+    "relu": ("max(x, 0) (ReLU)", lambda x: np.maximum(x, 0.0)),
     "abs": ("|x|", np.abs),
     "tanh": ("tanh(x)", np.tanh),
     "sigmoid": ("1 / (1 + exp(-x))", lambda x: 1.0 / (1.0 + np.exp(-x))),

@@ -8,7 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from conformance.kinds.oddities import GATED, MOST, NEAR, OF_SEVERAL, follow, is_of_several, mix_of, near
+from conformance.kinds.oddities import (
+    CHOSEN,
+    GATED,
+    MOST,
+    NEAR,
+    OF_OTHERS,
+    OF_SEVERAL,
+    follow,
+    is_of_several,
+    mix_of,
+    near,
+)
 from mha_core import AttentionMask
 from mha_core.errors import listed
 
@@ -23,8 +34,10 @@ QUERIES, KEYS, HEADS, ORDER = "other queries", "other keys", "the parameters of 
 LOOK = {  # what weights depend on -> where code does that
     QUERIES: "what mixes queries: a mean, a norm or a convolution over the length, a softmax over another axis",
     KEYS: "what mixes the keys or the scores of one row: a mean, a norm, a convolution or a sum over the keys",
-    HEADS: "what mixes heads: a matrix over heads, the split into heads, or a number made of all heads' weights",
+    HEADS: "what mixes heads: a matrix over heads, the split into heads, or a norm or scale of a whole weight",
 }
+# Of a drawing of the keys that have a weight, by whether a mask is given.
+DRAWN = {True: "the code that makes and applies the mask", False: "what leaves keys out: a top-k, a window, blocks"}
 UP_TO_WEIGHTS = ("queries", "keys", "scores", "weights")
 
 
@@ -119,25 +132,37 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
             yield MIXED
         elif picked(weights, right) is not None:
             yield PICKED
+        elif kept := of_largest(weights, right):
+            yield kept
         elif own := _of_own(read, problem):
             yield own
         elif found := more_than_both(read, problem):
             names = _and([f"{one} (which change the ratio of two weights)" if one == KEYS else one for one in found])
-            what = f"The weights depend on more than the scores of their row: on {names}."
+            what = f"The weights of a row depend not on its scores alone, but on {names} too."
             yield what, _look(found, "factors and windows that depend on positions, and the order of the keys")
+        elif times := _of_sums(weights, right):
+            yield times
         elif follow(weights, right):
-            yield "Larger scores have larger weights, but other ones than softmax gives.", _SOFTMAX
+            sums = weights.sum(axis=-1)
+            divided = [_DIVIDED[bool(sums.max() <= 1.0 + NEAR)]] * bool((np.abs(sums - 1.0) > NEAR).any())
+            looks = [
+                "what stands in the softmax for exp",
+                *[_TOP] * bool((weights <= LEAST).any()),
+                *divided,
+            ]
+            yield "Larger scores have larger weights, but other ones than softmax gives.", "; ".join(looks)
         return
     inputs = problem.inputs
     zero = changed(problem, queries=0.0 * inputs.queries)
     of_zero, scores = scores_of(read(zero)), scores_of(weights)
     right_scores = logs(right, right > 0.0)
-    if of_zero is not None and not near(of_zero, 0.0 * of_zero, 1.0):
+    is_product = problem.config.score != "additive"  # whose scores differ from key to key without a query too
+    if is_product and of_zero is not None and not near(of_zero, 0.0 * of_zero, 1.0):
         seen = "with queries that are all 0 and no biases, the weights of a query still differ from key to key"
         if scores is None or not near(scores, right_scores + of_zero):
             yield (
                 f"{seen.capitalize()}: scores are more than products of queries and keys.",
-                f"{_ADDED} scores, and how they are made of both",
+                f"{_ADDED} scores, and how they are made of queries and keys",
             )
             return
         if (other := scores_of(read(changed(zero, keys=1.0 - inputs.keys)))) is not None and near(other, of_zero):
@@ -150,7 +175,8 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         found = more_than_both(read, zero)
         these = [*["the key"] * (to == "scores" and other is not None), *found]
         on = f" What is added depends on {_and(these)}." if these else ""
-        yield f"Something is added to the {to}{same}: {seen}.{on}", f"{_ADDED} {to}"
+        look = "what is added (a bias or a learned vector) to the" if same and not on else _ADDED
+        yield f"Something is added to the {to}{same}: {seen}.{on}", f"{look} {to}"
     elif scores is not None and (shares := mix_of(scores, right_scores)) is not None and is_of_several(shares):
         is_mix = (np.abs(shares) > NEAR).sum() > len(shares)
         said = f"the right scores {OF_SEVERAL}" if is_mix else "those of other heads."
@@ -161,15 +187,15 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         )
         yield f"The scores of each head are {said}", look
     elif found := more_than_both(read, problem):
-        none = " With queries that are all 0 the weights are right: no bias is added." * (
+        none = " It is no bias by position, as ALiBi's: with queries that are all 0 the weights are right." * (
             {POSITIONS, DISTANCE} >= {*found}
         )
-        what = f"The score of a query and a key depends on more than these two: on {_and(found)}.{none}"
+        what = f"The score of a query and a key depends on {_and(found)} too.{none}"
         yield (
             what,
             _look(
                 found,
-                "rotary positions (angles, pairs of channels, position numbers) and factors that depend on positions",
+                _ROTARY[problem.config.rotary is None],
             ),
         )
     elif scores is not None:
@@ -183,6 +209,40 @@ def picked(weights: NDArray, right: NDArray) -> NDArray | None:
     return off if some_of_a_head and (np.ptp(weights, axis=-1) <= NEAR)[off].all() else None
 
 
+OF_SUMS = "are the right weights times one number"
+
+
+def _of_sums(weights: NDArray, right: NDArray) -> Told | None:
+    """Return what is seen of weights that are the right ones times a number of each head or query; None if not."""
+    sums = weights.sum(axis=-1, keepdims=True)
+    if not near(weights, sums * right):
+        return None
+    each = "head" if near(sums, 0.0 * sums + sums[:1, :, :1]) else "query"
+    said = f"The weights of each {each} {OF_SUMS}, {sums.min():.4g} to {sums.max():.4g}."
+    looks = {
+        "query": f"{_DIVIDED[bool(sums.max() <= 1.0 + NEAR)]}, or a gate of each query",
+        "head": "a factor of each head, of weights or outputs",
+    }
+    return said, looks[each]
+
+
+LARGEST = "Each query attends to the keys of its largest scores alone"
+LEAST = 1e-9  # weights up to which there is none
+
+
+def of_largest(weights: NDArray, right: NDArray) -> Told | None:
+    """Return what is seen where a row has the weights of its largest scores alone; None if it is not so."""
+    let_in, counts = weights > LEAST, (weights > LEAST).sum(axis=-1)
+    least, most = np.where(let_in, right, np.inf).min(axis=-1), np.where(let_in, 0.0, right).max(axis=-1)
+    if let_in.all() or not let_in.any(axis=-1).all() or (most > least).any() or most.max() <= NEAR:
+        return None
+    few, many, keys = int(counts.min()), int(counts.max()), weights.shape[-1]
+    if few == many:
+        return f"{LARGEST}, {few} of {keys} keys: as by a top-k.", "what leaves out small scores or weights: a top-k"
+    some = f"{few} to {many} of {keys} keys: as by a top-p or a threshold"
+    return f"{LARGEST}, {some}.", "what leaves out small scores or weights: a top-p, or a threshold"
+
+
 def _of_own(read: Read, problem: Problem) -> Told | None:
     """Return what is seen of weights that queries make with other queries; None if they do not."""
     without = changed(problem, keys=0.0 * problem.inputs.keys)
@@ -190,18 +250,23 @@ def _of_own(read: Read, problem: Problem) -> Told | None:
     rows = [np.delete(one, 1, axis=2) for one in both if one is not None]
     if len(rows) < 2 or near(rows[0], rows[1]):
         return None
-    seen = "With keys that are all 0, the weights of a query still depend on other queries: queries meet queries."
+    seen = "With keys that are all 0, the weights of a query still depend on other queries: as of queries @ queries^T."
     of_keys = read(changed(problem, queries=0.0 * problem.inputs.queries))
     if of_keys is not None and not near(of_keys, of_keys[:, :, :1]):
-        seen += " With queries that are all 0 they differ too, from query to query: keys meet keys."
+        seen += " With queries that are all 0 they differ too, from query to query: as of keys @ keys^T."
     return (
         seen,
         "which arrays are multiplied for the scores (queries with keys, and no others), and what is added",
     )
 
 
-GATE = "what multiplies the heads' outputs: a gate, a norm, dropout, or a choice of heads"
-_SOFTMAX = "what stands in the softmax for exp, a top-k or a threshold, and what each row is divided by"
+GATE = "what multiplies the heads' outputs: a gate or a norm"
+ROUTE = "what leaves out heads of some queries: a choice of heads (routing), or dropout of heads"
+_TOP = "a top-k or a threshold"
+_DIVIDED = {  # whether no row sums to more than 1 -> what to look at
+    True: "what each row is divided by, beside its own sum (a sink, an added 1)",
+    False: "what each row is divided by, in place of its own sum",
+}
 MIX = "what mixes heads after the softmax, such as a matrix or a mean over heads"
 PICKED: Told = (
     "Some queries give all keys the same weight; the weights of the others are right.",
@@ -210,11 +275,25 @@ PICKED: Told = (
 MIXED: Told = f"The weights of each head are the right weights {OF_SEVERAL}", MIX
 
 
-def look_of(line: str) -> str:
+SHARP = (LARGEST, MIXED[0])  # what says more than which keys have a weight
+
+
+def is_whole(told: Told | None) -> bool:
+    """Return whether what is seen of weights says also what their rows sum to."""
+    return told is not None and (told == MIXED or OF_SUMS in told[0])
+
+
+def look_of(line: str, stage: str) -> str:
     """Return what to look at where an output is odd as a line of `oddities` says; "" for nothing in particular."""
-    return MIX if line.endswith(OF_SEVERAL) else GATE if line.endswith(GATED) else ""
+    if (stage == "values" and line.endswith(OF_SEVERAL)) or line.startswith(OF_OTHERS):
+        return "which head of values each head reads, and what mixes heads of values"
+    return next((look for end, look in {OF_SEVERAL: MIX, GATED: GATE, CHOSEN: ROUTE}.items() if line.endswith(end)), "")
 
 
+_ROTARY = {
+    False: "rotary positions (angles, pairs of channels, position numbers) and factors that depend on positions",
+    True: "for rotary positions (RoPE), which this config does not have, and for a factor that depends on positions",
+}
 _ADDED = "what is added (a bias, a position, a learned vector) to the"
 
 
@@ -311,14 +390,13 @@ def of_no_values(output: Read, problem: Problem) -> Told:
     why = {"keys": ", as where there is one more key with a value", "queries": ", as where queries are added"}
     seen = "Something is added to the output: it is not 0 in a call with values and biases that are all 0."
     like = next((words for name, words in why.items() if name in names), ", as a bias")
-    return (
-        f"{seen} {on}{like}.",
-        "what is added to the heads or the output, and whether there are more keys than are given",
-    )
+    added = "what is added to the heads or to the output"
+    look = {"keys": "whether there are more keys than are given (learned ones, a sink)", "queries": f"{added}: queries"}
+    return f"{seen} {on}{like}.", next((words for name, words in look.items() if name in names), f"{added}: a bias")
 
 
 def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
-    """Yield (a sentence, what to look at) if doubled values do not double the output, in a call without biases.
+    """Yield (a sentence, what to look at) if the output is not linear in the values, in a call without biases.
 
     Args:
         output: call -> the output, or None.
@@ -328,10 +406,14 @@ def of_size(output: Read, problem: Problem, stage: str) -> Iterator[Told]:
     if stage in UP_TO_WEIGHTS:
         return
     values = problem.inputs.values
-    outputs = [output(problem), output(changed(problem, values=2.0 * values))]
-    one, two = (np.asarray(0.0 if found is None else found) for found in outputs)
+    back = values[:, ::-1]
+    outputs = [output(changed(problem, values=one)) for one in (values, 2.0 * values, back, values + back)]
+    one, two, other, both = (np.asarray(0.0 if found is None else found) for found in outputs)
     if one.any() and near(two, one):
         yield "Values that are twice as large give the same output.", f"whether there is a norm of the {stage}"
     elif one.any() and not near(two, 2.0 * one):
         what = "Values that are twice as large, without biases, do not give an output twice as large."
         yield what, f"what bends, bounds, norms or gates the {stage}"
+    elif one.any() and other.any() and not near(both, one + other):
+        what = "Without biases, the output of values v1 + v2 is not that of v1 plus that of v2."
+        yield what, f"what rounds, bends or bounds the {stage}"

@@ -97,7 +97,7 @@ def _turned() -> Iterator[Bug]:
         turn = partial(_turn, *parts[some], pairs[layout], base, -1 if back else 1)
         step, places = TURNED[k]
         steps = {"rotated_queries": partial(turn, masks.QUERIES[q]), step: partial(turn, places)}
-        fix = DECLARE.format("rotary") if is_usual and not back else TURN + FORWARD * back
+        fix = (DECLARE.format("rotary") if is_usual else TURN) + FORWARD * back
         yield bug_of(sentence, sentence, fix, steps)
     for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
         sentence = (
@@ -153,11 +153,11 @@ def _both() -> Iterator[Bug]:
 
 
 DISTANCES: Mapping[str, Callable[[Any], Any]] = {
-    "-|i - j|": lambda d: -abs(d),
-    "min(j - i, 0)": lambda d: -np.maximum(d, 0),
-    "|i - j|": lambda d: 1 * abs(d),
-    "-(i - j)^2": lambda d: -(d**2),
-    "-ln(1 + |i - j|)": lambda d: -np.log1p(abs(d)),
+    "-|{} - j|": lambda d: -abs(d),
+    "min(j - ({}), 0)": lambda d: -np.maximum(d, 0),
+    "|{} - j|": lambda d: 1 * abs(d),
+    "-({} - j)^2": lambda d: -(d**2),
+    "-ln(1 + |{} - j|)": lambda d: -np.log1p(abs(d)),
 }
 """What a bias may grow with: of the query's position less the key's."""
 
@@ -184,7 +184,7 @@ SLOPES: Mapping[str, Callable[[int], NDArray]] = {
 
 def _distances() -> Iterator[Bug]:
     for slope, words, q in product(SLOPES, DISTANCES, ("offset + i", "i", "i + Lk - Lq")):
-        yield _bias(slope, f"{words}, where query i stands at {q}", DISTANCES[words], masks.QUERIES[q])
+        yield _bias(slope, words.format(q), DISTANCES[words], masks.QUERIES[q])
     for slope in SLOPES:
         yield _bias(slope, "j, or (j - i), which a softmax does not tell apart", lambda d: -d, lambda s: 0)
 
@@ -221,8 +221,8 @@ FUNCTIONS: Mapping[str, Callable[[NDArray], NDArray]] = {
 
 SUMS: Mapping[str, Callable[[NDArray, State], Any]] = {
     "divided by their sum": lambda x, s: x.sum(axis=-1, keepdims=True),
-    "divided by the sum of their sizes": lambda x, s: np.abs(x).sum(axis=-1, keepdims=True),
-    "divided by nothing": lambda x, s: 1.0,
+    "divided by the sum of their absolute values": lambda x, s: np.abs(x).sum(axis=-1, keepdims=True),
+    "not divided by their sum": lambda x, s: 1.0,
     "divided by Lk": lambda x, s: s.sizes.key_len,
     "divided by the number of allowed keys": lambda x, s: s["allowed"].sum(axis=-1, keepdims=True),
 }

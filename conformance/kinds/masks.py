@@ -97,7 +97,7 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
     "{q} - (left // 2) <= {k} <= {q} + (right // 2)": lambda q, k, *sides: _between(
         0, 0, q, k, *(side // 2 if np.isfinite(side) else side for side in sides)
     ),
-    "{q} - left <= {k} <= {q} + right and {q} - {k} is even": lambda q, k, *sides: (
+    "{q} - left <= {k} <= {q} + right and {q} - ({k}) is even": lambda q, k, *sides: (
         _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0)
     ),
     "{q} - left <= {k} <= {q} + right or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
@@ -113,8 +113,8 @@ LEADS = {
 """The end of a rule of a window -> what it adds, which is said first."""
 
 LENGTHS: Mapping[str, Term] = {
-    "offset + i < valid_len, by the query's position": lambda s: position(s) < _lens(s),
-    "i < valid_len, by the query's position": lambda s: query_number(s) < _lens(s),
+    "offset + i < valid_len (offset + i: the query's position)": lambda s: position(s) < _lens(s),
+    "i < valid_len (i: the query's number)": lambda s: query_number(s) < _lens(s),
     "j - past length < valid_len": lambda s: key_number(s) - s.sizes.past_len < _lens(s),
     "j < valid_len - past length": lambda s: key_number(s) < _lens(s) - s.sizes.past_len,
     "j < max(valid_len, 1)": lambda s: key_number(s) < np.maximum(_lens(s), 1),
@@ -138,7 +138,7 @@ BESIDES: Mapping[str, Term] = {
     "Keys j >= Lq": lambda s: key_number(s) >= s.sizes.query_len,
     "New keys after the first": lambda s: key_number(s) > (s.sizes.past_len or s.sizes.key_len),
     **{
-        words.format(n, keys="key" if n == 1 else f"{n} keys"): partial(rule, n)
+        words.format(n, keys="key" if n == 1 else f"{n} keys").replace(" 1 positions", " 1 position"): partial(rule, n)
         for n in BLOCKS
         for words, rule in (
             ("The first {keys}", lambda n, s: key_number(s) < n),
@@ -164,10 +164,13 @@ def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
     return np.where(left.any(axis=-1, keepdims=True), left, right)
 
 
-ALL = "Let a query attend to every key that all sources of the mask let in, and to no other."
+ALL = "Let a query attend to every key that all sources of the mask allow, and to no other."
+OUT = "Exclude keys where the mask does, and nowhere else."
+IN = "Let these keys in only where all sources of the mask allow them."
+TOGETHER = "Combine all sources of the mask with AND: a key is allowed only if each of them allows it."
 SEES = "Let query i see key j where j <= offset + i (offset: query_offset)."
 WITHIN = "Let query i see key j where offset + i - left <= j <= offset + i + right (offset: query_offset)."
-VALID = "Let key j in where j < valid_len."
+VALID = "Allow key j where j < valid_len."
 EMPTY = "Give a row without an allowed key the weights 0."
 
 
@@ -177,23 +180,25 @@ def rules_of_sources() -> Iterator[Bug]:
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}{STANDS.get(q, '')}."
         yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
     for (k, q), (words, within) in product(POSITIONS, WINDOWS.items()):
-        where = words.format(q=q, k=k)
+        where = words.format(q=q, k=k).replace("(j)", "j")
         lead = next((lead for end, lead in LEADS.items() if where.endswith(end)), "In a window (left, right),")
         said = f"{lead} query i sees key j where {where}."
         yield _of_keys(said, partial(_window, KEYS[k], QUERIES[q], within), np.logical_and, "window", WITHIN)
     for words, rule in LENGTHS.items():
-        yield _of_keys(f"valid_lens let key j in where {words}.", rule, np.logical_and, "valid_lens", VALID)
+        yield _of_keys(f"By valid_lens, key j is allowed where {words}.", rule, np.logical_and, "valid_lens", VALID)
 
 
 def rules_beside() -> Iterator[Bug]:
     """Yield bugs that leave certain keys out, or let them in, whatever the mask says."""
-    said = "Lengths, allowed, causal and window are not applied; of the mask only -inf in the additive bias is."
+    said = "Of the mask, only -inf in the additive bias excludes keys: lengths, allowed, causal, window do not."
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         some_are = f"{words} {'is' if words.endswith(' key') else 'are'}"
-        yield _of_keys(f"{some_are} left out, whatever the mask says.", some, lambda right, some: right & ~some)
-        yield _of_keys(f"{some_are} left out, unless the row has no other.", some, _but_not_all)
-        yield _of_keys(f"{some_are} let in, whatever the mask says.", some, np.logical_or)
+        yield _of_keys(
+            f"{some_are} left out, whatever the mask says.", some, lambda right, some: right & ~some, fix=OUT
+        )
+        yield _of_keys(f"{some_are} left out, unless the row has no other.", some, _but_not_all, fix=OUT)
+        yield _of_keys(f"{some_are} let in, whatever the mask says.", some, np.logical_or, fix=IN)
 
 
 SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None, "causal": False, "window": None}
@@ -203,9 +208,7 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 def rules_of_two() -> Iterator[Bug]:
     """Yield bugs that combine two arguments of the mask wrongly: by "or" instead of "and", or by ignoring one."""
     for one, other in combinations(SOURCES, 2):
-        said = (
-            f"Where {_named(one)} and {_named(other)} are given, they are joined by or: either of them lets a key in."
-        )
+        said = f"Where {_named(one)} and {_named(other)} are both given, a key is allowed if either allows it (OR)."
         yield _of_two(said, one, other, np.logical_or)
     for dropped, beside in permutations(SOURCES, 2):
         said = f"{_named(dropped)} is dropped where {_named(beside)} is given too."
@@ -227,7 +230,7 @@ def _of_two(said: str, one: str, other: str, how: Callable[[NDArray, NDArray], N
         return how(*(keys_of(state, mask, **change) for change in changes))
 
     steps = {"allowed": allowed, "padding": _given_padding}
-    return bug_of(said, said, ALL, steps, stage="weights")
+    return bug_of(said, said, TOGETHER, steps, stage="weights")
 
 
 OF_EMPTY: Mapping[str, Term] = {
@@ -310,7 +313,7 @@ def _axis(size: int, axis: int) -> NDArray:
 def rules_of_some() -> Iterator[Bug]:
     """Yield bugs in which the mask acts only in some rows."""
     for words, some in SOME.items():
-        said = f"The mask acts in {words} alone."
+        said = f"The mask is applied only in {words}."
         steps: dict[str, Any] = {"allowed": partial(_in_some, some), "padding": _no_padding}
         yield bug_of(said, said, "Apply the mask to every item, head and query.", steps, stage="weights")
 
@@ -325,8 +328,8 @@ def _in_some(some: Callable[[State], Any], state: State, beneath: Step) -> NDArr
 
 AXES = {"allowed": ("item", "head", "query", "key"), "bias": ("item", "head", "query", "key"), "valid_lens": ("item",)}
 STEPS = {"allowed": ("allowed", "padding"), "bias": ("scores", "allowed"), "valid_lens": ("allowed", "padding")}
-BY_NUMBER = "Broadcast it to (B, H, Lq, Lk), from the last axis on, whatever the sizes are."
-LEAVE = "Give each item, head, query and key the numbers of its own."
+BY_NUMBER = "Whatever the sizes are, read {} as {}."
+LEAVE = "Give each item, head, query and key its own entry."
 
 
 def masks_reordered() -> Iterator[Bug]:
@@ -374,8 +377,9 @@ READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
 def coinciding() -> Iterator[Bug]:
     """Yield bugs that confuse one axis of a mask's array with another axis of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
-        said = f"{words.format(source)}."
-        yield bug_of(said, said, BY_NUMBER, dict.fromkeys(STEPS[source], partial(_read, source, read)))
+        said, right = f"{words.format(source)}.", words.partition("not as ")[2].partition(", where")[0]
+        fix = BY_NUMBER.format(source, right or "(B, H, Lq, Lk), the last axes where it has fewer")
+        yield bug_of(said, said, fix, dict.fromkeys(STEPS[source], partial(_read, source, read)))
 
 
 def _read(source: str, changed: Callable[[NDArray, State], NDArray | None], state: State, beneath: Step) -> Any:

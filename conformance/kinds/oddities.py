@@ -11,13 +11,14 @@ from conformance.cases.problem import Problem
 from mha_core import AttentionMask
 from mha_core.errors import listed
 
-TOLERANCE, LITTLE_OFF, MOST = 1e-8, 2e-3, 4
+TOLERANCE, LITTLE_OFF, MOST = 1e-8, 5e-3, 4
 """Relative differences up to which numbers are equal, and up to which they are said to be little; and how many places
 of those that are wrong are said."""
 TIMES = "the right one times"
-OF_SEVERAL = "of several heads, mixed."
+OF_SEVERAL, OF_OTHERS = "of several heads, mixed.", "The outputs of heads"
 ROUNDED = "as where numbers are rounded"
 GATED = "as after a gate or a norm."
+CHOSEN = "as where some heads are left out (routed, pruned or dropped)."
 IN_PART = "are wrong, and the others right."
 ITEMS = (
     "The output of an item depends on the other items of the batch.",
@@ -44,21 +45,34 @@ def factors(heads: NDArray, right: NDArray, tolerance: float = TOLERANCE, *, of_
     off = tolerance * np.abs(heads).max(initial=0.0)
     if not np.isfinite(ratio).all() or (np.abs(heads - ratio * right) > off).any() or not heads.any():
         # Of no more channels than heads everything is a sum.
-        if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all() and mix_of(heads, right) is not None:
-            yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
+        if heads.shape[3] > heads.shape[1] and np.isfinite(heads).all():
+            yield from _mixed(heads, right)
         return
     axes = {name: ratio.sum(axis=axis) for axis, name in ((1, "heads"), (2, "queries")) if ratio.shape[axis] > 1}
     over = [name for name, sums in axes.items() if (np.abs(sums - 1.0) <= tolerance * max(sums.shape)).all()]
     axis = "summed over the {} they give 1: look at the axis of the softmax."
-    why = axis.format(over[0]) if over else GATED
+    is_chosen = (np.minimum(np.abs(ratio), np.abs(ratio - 1.0)) <= tolerance).all()
+    why = axis.format(over[0]) if over else CHOSEN if is_chosen else GATED
     least, most = (f"{float(end) + 0.0:.4g}" for end in np.round((ratio.min(), ratio.max()), 12))
     if of_weights and least != most and not over:
         yield f"The attention weight {{}} should be 1, and is {least} to {most}, by head and query."
         return
-    each = f"a number for each head and query, {least} to {most}: {why}"
+    each = f"a number for each head and query, {least} {'or' if is_chosen else 'to'} {most}: {why}"
     is_one = np.ptp(ratio) <= tolerance * np.abs(ratio).max()
     times = f"{np.median(ratio):.4g}." if is_one else each
     yield f"The heads' outputs {{}} are {TIMES.replace('one', 'ones')} {times}"
+
+
+def _mixed(heads: NDArray, right: NDArray) -> Iterator[str]:
+    """Yield a line if each head's outputs are the right ones of another head, or sums of the right ones of several."""
+    if (shares := mix_of(heads, right)) is None:
+        return
+    of = (np.abs(shares) > np.abs(shares).max(axis=1, keepdims=True) - NEAR).argmax(axis=1)
+    if not near(heads, right[:, of]):
+        yield f"The outputs of each head {{}} are the right outputs {OF_SEVERAL}"
+        return
+    own, read = (listed(list(map(str, some)), MOST) for some in (range(len(of)), of))
+    yield f"{OF_OTHERS} {own} {{}} are the right ones of heads {read}."
 
 
 def sums_of(weights: NDArray, allowed: NDArray, tolerance: float = TOLERANCE) -> Iterator[str]:
@@ -169,15 +183,24 @@ def sources_of(mask: AttentionMask) -> str:
     """
     given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
     said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
-    said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
+    said += [f"{name} given" for name in ("allowed", "bias") if getattr(mask, name) is not None]
     return ", ".join(said) or "no mask"
 
 
-def size(output: NDArray, right: NDArray) -> Iterator[str]:
-    """Yield a line with max |output - right| / max |right|, if this ratio is small."""
+SIZED = {"bfloat16": 2.0**-9, "8 bits": 2.0**-8, "float16": 2.0**-11, "TF32": 2.0**-11, "float32": 2.0**-24}
+"""Precision -> the relative error of one rounding."""
+
+
+def size(output: NDArray, right: NDArray, stage: str) -> Iterator[tuple[str, str]]:
+    """Yield (a line with max |output - right| / max |right|, what to look at), if this ratio is small."""
     off = float(np.abs(output - right).max() / np.abs(right).max(initial=1e-300))
     if off <= LITTLE_OFF:
-        yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}."
+        names = [name for name, unit in SIZED.items() if unit / 30.0 <= off <= 30.0 * unit]
+        exp = " (the softmax's shows as wrong scores)" * (stage == "scores")
+        look = (
+            f"{f'casts (to {listed(names, MOST)}), ' * bool(names)}added numbers (eps), and approximations of exp{exp}"
+        )
+        yield f"The output {{}} is off by at most {off:.1g} of its largest number: {ROUNDED}.", look
 
 
 def _some(off: NDArray, name: str) -> str:
@@ -193,6 +216,18 @@ def _some(off: NDArray, name: str) -> str:
         if some.all() and wrong > 1:
             return f"the {end} {wrong} of {count} {name}"
     return f"{name} {listed(list(map(str, np.flatnonzero(off))), MOST)} (of {count}, counted from 0)"
+
+
+def place_of(wrong: NDArray, mask: AttentionMask) -> str:
+    """Return in words the first (item, head) of bools (B, H) that are True, which alone are so, and the mask.
+
+    >>> place_of(np.array([[False, True, True], [False, True, True]]), AttentionMask(causal=True))
+    'item 0, head 1 (wrong only in all 3 heads but the first), causal True'
+    """
+    item, head = map(int, np.argwhere(wrong)[0])
+    axes = ((wrong.any(axis=1), "items"), (wrong.any(axis=0), "heads"))
+    some = " of ".join(_some(off, name).partition(" (of")[0] for off, name in axes if not off.all())
+    return f"item {item}, head {head}{f' (wrong only in {some})' * bool(some)}, {sources_of(mask)}"
 
 
 def facts(output: NDArray, right: NDArray, wrong: NDArray, *, masked: bool = False) -> Iterator[str]:

@@ -14,6 +14,8 @@ from mha_core import AttentionConfig
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State, Step
 
+MANY = {"weight and bias": "weights and biases", "weight": "weights"}
+
 
 def parameters() -> Iterator[Bug]:
     """Yield bugs: a projection uses another projection's parameters, or the queries are added to the heads' outputs."""
@@ -30,8 +32,8 @@ def parameters() -> Iterator[Bug]:
             read = [own[0] for other in names for own in names if moved.get(own, own) == other]
             said = f"rows [q; k; v] are read as [{'; '.join(read)}]"
             *before, last = (names[one] for one in moved)
-            how = "taken in turn" if len(moved) > 2 else "exchanged"
-            whose = f"The {words} of {', '.join(before)} and {last} are {how}"
+            how = "permuted" if len(moved) > 2 else "exchanged"
+            whose = f"The {MANY[words]} of {', '.join(before)} and {last} are {how}"
             said = f"{whose}, as where packed {said}."
             steps = {own: partial(_tied, own, other, kinds[words]) for own, other in moved.items()}
             yield bug_of(
@@ -83,7 +85,7 @@ OF_HEADS: Mapping[str, Rows] = {
     "(head, channel) read as (channel, head)": lambda i, heads: i.reshape(heads, -1).T.ravel(),
     "(channel, head) read as (head, channel)": lambda i, heads: i.reshape(-1, heads).T.ravel(),
     "the channels of each head in reverse order": lambda i, heads: i.reshape(heads, -1)[:, ::-1].ravel(),
-    "evens and odds of each head apart": lambda i, heads: _of_each(i, heads, (slice(0, None, 2), slice(1, None, 2))),
+    "first the even channels of each head": lambda i, heads: _of_each(i, heads, (slice(0, None, 2), slice(1, None, 2))),
     "the halves of each head taken in turn": lambda i, heads: _in_turn(i, heads),
 }
 """Orders of the channels of one projection."""
@@ -201,8 +203,8 @@ def _between(array: NDArray, bits: int, axis: int | None) -> NDArray:
 
 GRIDS: Mapping[str, Narrow] = {
     "": to_integers,
-    " In detail: the largest number gets {half}, and is cut off at {half} - 1.": partial(_beyond, False),
-    " In detail: the number of the largest size gets -{half}.": partial(_beyond, True),
+    " In detail: the largest number is scaled to {half}, and clipped to {half} - 1.": partial(_beyond, False),
+    " In detail: the number of the largest size is scaled to -{half}.": partial(_beyond, True),
     " In detail: from the least to the largest number, with a zero point.": _between,
 }
 

@@ -174,7 +174,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     "the entmax-1.5 of the scores": partial(_entmax, 2),
     "softmax(queries, over channels) @ softmax(keys, over positions)^T (efficient attention)": _efficient,
     **{
-        f"clip({high - low:g} * softmax(scores) - {-low:g}, 0, 1)": partial(_clipped, low, high)
+        f"clip({high - low:g} * softmax(scores) - {abs(low):g}, 0, 1)": partial(_clipped, low, high)
         for low, high in product((-0.03, -0.003, -0.1, 0.0), (1.0, 1.03))
         if (low, high) != (0.0, 1.0)
     },
@@ -183,7 +183,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         _softmax(s, s["scores"]) + np.eye(s.sizes.query_len, s.sizes.key_len)
     ),
     **{
-        f"the softmax, 0 where it is below {words}{', divided by their sum again' * again}": partial(
+        f"the softmax, with all below {words} set to 0{', and each row divided by its sum again' * again}": partial(
             _above, least, again
         )
         for (words, least), again in product(LEAST.items(), (False, True))
@@ -386,9 +386,9 @@ def _placed(halves: bool, of_queries: bool, state: State, beneath: Step) -> NDAr
 def logarithms() -> Iterator[Bug]:
     """Yield bugs that scale queries by the logarithm of the position, or of the number of keys."""
     for base in (math.e, 2.0, *range(3, 9), 16, 32, 64):
-        said = "e" if base == math.e else f"{base:g}"
-        for words, count in (("the position + 1", _position), ("the number of keys", _keys)):
-            sentence = f"Queries are multiplied by the logarithm to base {said} of {words}, where that is above 1."
+        over = "" if base == math.e else f" / ln({base:g})"
+        for words, count in (("position + 1", _position), ("Lk", _keys)):
+            sentence = f"Queries are multiplied by max(1, ln({words}){over})."
             yield bug_of(sentence, sentence, "Take queries as they are.", {"queries": partial(_grown, base, count)})
 
 
@@ -418,7 +418,7 @@ def dropouts() -> Iterator[Bug]:
         for kept in (False, True):
             shape = ", ".join("1" if axis in axes else size for axis, size in enumerate(("B", "H", "Lq", "Lk")))
             more = " In detail: what is kept is divided by the share that is kept, not by 1 - p." * kept
-            sentence = f"Dropout is drawn once for all {over}, as a mask ({shape}).{more}"
+            sentence = f"Dropout is one mask ({shape}) for all {over}.{more}"
             fix = f"Draw a keep-mask of the weights' shape, (B, H, Lq, Lk).{' Divide by 1 - p.' * kept}"
             yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 

@@ -20,6 +20,7 @@ from mha_core.reference.state import State, Step
 AXES, STORED = "BHLd", "BLHd"
 """Axes of heads, and of the projection that they are made of, whose channels are (H, d)."""
 
+OVER_ALL = "Take the softmax over all keys that the mask allows."
 EMPTY_AGAIN = ", and the weights of a row without a key become 0 then"
 ROWS_AGAIN = ", and each row is divided by its sum then"
 
@@ -117,9 +118,7 @@ def softmaxes() -> Iterator[Bug]:
     for most, alone in product((1, 2, 3, 4, 8), (False, True)):
         keys = "key of its largest score" if most == 1 else f"keys of its {most} largest scores"
         said = f"Each query attends to the {keys} alone{', the first of equal ones' * alone}."
-        yield bug_of(
-            said, said, "Let every key in that the mask allows.", {"weights": partial(_of_largest, most, alone)}
-        )
+        yield bug_of(said, said, OVER_ALL, {"weights": partial(_of_largest, most, alone)})
 
 
 def _over(axes: Sequence[int], again: bool, repaired: bool, filled: Filled, state: State, beneath: Step) -> NDArray:
@@ -145,7 +144,7 @@ def _of_largest(most: int, alone: bool, state: State, beneath: Step) -> NDArray:
 Number = Callable[[State], Any]
 """A number of each call, or one of each head (H, 1, 1)."""
 
-OWN_SUM = "Divide each row by its own sum."
+OWN_SUM = "Divide exp(score) by the sum of its own row."
 EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
@@ -164,9 +163,10 @@ def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
         total = given.sum(axis=-1, keepdims=True) + number(state) * (1.0 if less_highest else unit)
         return np.where(state["allowed"], given / np.where(total == 0.0, 1.0, total), 0.0)
 
-    of = "exp(score - highest of the row)" if less_highest else "exp(score)"
-    sentence = f"In the softmax, {words} is added to the sum of {of} that a row is divided by."
-    return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, OWN_SUM, {"weights": change})
+    total = "sum(exp(score - highest of the row))" if less_highest else "sum(exp(score))"
+    sentence = f"In the softmax, {words} is added to the divisor of a row, {total}."
+    fix = f"Divide a row by {total} alone."
+    return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, fix, {"weights": change})
 
 
 def without_sum(words: str, slug: str, number: Number) -> Bug:
@@ -175,7 +175,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
 
-    sentence = f"Attention weights are exp(score) times {words}, not divided by the sum of their row."
+    sentence = f"Attention weights are {words} * exp(score) in every row, in place of exp(score) / sum(exp(score))."
     return bug_of(f"no-sum-{slug}", sentence, OWN_SUM, {"weights": change})
 
 

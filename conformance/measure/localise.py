@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds import isolating
-from conformance.kinds.change import MASKS, Setting
-from conformance.kinds.dependence import KEYS, QUERIES, logs, more_than_both, of_mixed_values, picked
+from conformance.kinds.change import MASKING, MASKS, Setting
+from conformance.kinds.dependence import DRAWN, KEYS, QUERIES, SHARP, logs, more_than_both, of_mixed_values, picked
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.oddities import (
     NEAR,
@@ -107,7 +107,9 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     are_others = of_output and behind and not is_gated and any(differ)
     if are_others or (f"{FACTOR}values" in stages and "scores" in stages):  # one number in both
         said, _ = fact(evidence, of_scores[0], "queries")
-        return Located("queries", of_scores[0], (*said, "  Values are wrong as well."), COMMON)
+        look = COMMON + ", or the order of heads" * all(one.config.num_heads > 1 for one in failing)
+        also = f"  {'The output projection is' if 'output' in stages else 'Values are'} wrong as well."
+        return Located("queries", of_scores[0], (*said, also), look)
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
     found = [one for one in found if one[0] == "output"] or found
@@ -120,7 +122,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
 
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
 GATED = "other heads"  # each the right one times a number, as where weights have another sum
-COMMON = "what all projections share: inputs, layout, rounding or norm of the weights, order of heads, what comes after"
+COMMON = "what all projections share: a norm, scale, rounding or layout of whole weights, or a norm behind them"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]
@@ -133,14 +135,14 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     if not drawings:
         said, look = fact(evidence, problems[0], stage)
         if TIMES in "".join(said) and all(fact(evidence, one, stage)[0] == said for one in problems[1:]):
-            said = [re.sub(" of (one call|a call with one key)", "", one) for one in said]
+            said = [re.sub(" of (the first wrong call|a call with one key)", "", one) for one in said]
         return Located(stage, problems[0], tuple(said), look)
     # Of rows that are all alike two readings may be true: where most rows have keys of their own fewest are.
     problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))
     if (more := len(lines) - 1 - 2 * ROWS) > 0:
         lines = [*lines[: 1 + ROWS], f"    (and {more} more)", *lines[-ROWS:]]
-    _, look = next(dependence(evidence, problem.config, stage), ("", ""))
-    return Located(stage, problem, tuple(lines), look)
+    one, look = next(dependence(evidence, problem.config, stage), ("", DRAWN[bool(Setting.of(problem).has & MASKING)]))
+    return Located(stage, problem, (f"  {one}",) if one.startswith(SHARP) else tuple(lines), look)
 
 
 def _of_named(evidence: Evidence, problem: Problem) -> str | None:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKING, Setting
-from conformance.kinds.dependence import MIXED, UP_TO_WEIGHTS, Told, look_of, of_dependence, of_no_values, of_size
+from conformance.kinds.dependence import UP_TO_WEIGHTS, Told, is_whole, look_of, of_dependence, of_no_values, of_size
 from conformance.kinds.expressions import Expression, expressions_of
-from conformance.kinds.oddities import IN_PART, ITEMS, TOLERANCE, factors, facts, marks, size, sources_of, sums_of
+from conformance.kinds.oddities import IN_PART, ITEMS, NEAR, TOLERANCE, factors, facts, marks, place_of, size, sums_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
@@ -33,7 +33,6 @@ from mha_core.reference.state import State
 
 LITTLE, ROUNDOFFS = 1e-9, 32.0
 """Weights up to which there is none, and roundoffs in what is read."""
-CLOSE = 1e-6
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
@@ -151,27 +150,28 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
         return []
     weights, _, allowed, _ = found
     let_in = np.abs(weights) > LITTLE
-    different = np.argwhere((let_in != allowed).any(axis=(2, 3)))
-    if not len(different):
+    different = (let_in != allowed).any(axis=(2, 3))
+    if not different.any():
         return []
-    item, head = map(int, different[0])
+    item, head = map(int, np.argwhere(different)[0])
     rows = enumerate(zip(let_in[item, head], allowed[item, head], strict=True))
     drawing = [
         f"    query {i}:  {marks(own)}   right: {marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
-    as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=CLOSE)]
-    of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
-    said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
-    cached = f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
+    as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=NEAR)]
+    as_of = [f", as is right for item {b}" for b, x in enumerate(allowed) if not (x[head] ^ let_in[item, head]).any()]
+    said = "".join([*(f", as if {words} given" for words in as_if), *as_of][:1])
+    cached = ", all scores equal" * (not problem.inputs.queries.any())
+    cached += f", keys 0 to {problem.sizes.past_len - 1} from the cache" * bool(problem.sizes.past_len)
     shares = [] if problem.inputs.queries.any() else [row[row > LITTLE] for row in weights[item, head]]
     soft = [
-        f", where equal scores get the weights {', '.join(f'{one:.3g}' for one in row)}"
+        f", and yet weights such as {', '.join(f'{one:.3g}' for one in row)}"
         for row in shares
-        if row.size and np.ptp(row) > CLOSE
+        if row.size and np.ptp(row) > NEAR
     ]
-    where = f"item {item}, head {head}, with {sources_of(problem.inputs.mask)}{cached}{said}{''.join(soft[:1])}"
+    where = f"{place_of(different, problem.inputs.mask)}{cached}{said}{''.join(soft[:1])}"
     return [f"  Queries that attend to wrong keys (#: a key with a weight); {where}:", *drawing]
 
 
@@ -194,16 +194,17 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> tuple[list[str], s
     with any_numbers:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
     dependent = next(dependence(evidence, problem.config, stage), None)
-    odd = () if found is None or dependent == MIXED else sums_of(found[0], found[2])
+    odd = () if found is None or is_whole(dependent) else sums_of(found[0], found[2])
     heads = solved(evidence, problem, PLACES["heads"]) if problem.sizes.key_len == 1 else None
-    times = () if heads is None else factors(*heads, of_weights=stage == "weights")
+    times = () if heads is None or is_whole(dependent) else factors(*heads, of_weights=stage == "weights")
     masked = bool(Setting.of(problem).has & MASKING)
     said = (*facts(output, np.asarray(right), wrong, masked=masked), *times, *odd)[:1]
     said = tuple(one for one in said if dependent is None or not one.endswith(IN_PART))
     bent = next(of_size(evidence.asker.output, PLAIN(problem.config), stage), None)
-    told = [bent] if bent else [*((one, look_of(one)) for one in said), *filter(None, [dependent])]
-    told = [*((one, "") for one in size(output, right)), *told]
-    alone = "of a call with one key" if problem.sizes.key_len == 1 else "of one call"
+    told = [bent] if bent else [*((one, look_of(one, stage)) for one in said), *filter(None, [dependent])]
+    told = [*size(output, right, stage), *told]
+    told = told or [(NO_HEADS, "")] * (stage == "output" and problem.sizes.key_len == 1 and heads is None)
+    alone = "of a call with one key" if problem.sizes.key_len == 1 else "of the first wrong call"
     return [f"  {line.format(alone)}" for line, _ in told], next((look for _, look in told if look), "")
 
 
@@ -239,7 +240,8 @@ def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[Told]:
         yield ITEMS
 
 
-NO_ATTENTION = " of one call: no attention over them is computed."
+NO_HEADS = "No outputs of heads were found that the output projection makes this output of."
+NO_ATTENTION = ": no attention over them is computed."
 UNUSED = (
     "Other queries give the same output, other keys do not: the weights are made of the keys, and not of the queries."
 )

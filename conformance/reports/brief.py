@@ -12,10 +12,12 @@ MEASURED = "measured"  # in place of the id of a bug that is not on file
 DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
 SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
 LEGEND = {
-    **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Do": "output width"},
+    **{"B": "batch size", "L": "length", "Lq": "query length", "Lk": "key length", "Lp": "past length"},
+    "Do": "output width",
     **{"H": "heads", "G": "key/value heads", "d": "width of a head", "dv": "width of a value head"},
     "p": "dropout rate",
 }
+DROPOUT = "dropout of the attention weights"  # in place of "heads' outputs", which show it first
 FIRST = "First wrong step"  # what a cause begins with of which the step alone is known
 MADE = {  # stage -> what is meant, and how it is made
     "queries": "queries (projected, and split into heads)",
@@ -39,6 +41,7 @@ class Cause:
         bugs: the ids, in this project's list, of the bugs that are this cause; several where they can't be told apart.
         is_common: whether this mistake is common in public code, and another cause in the same Brief is rare there.
         label: "Cause" if it explains all differences, "Likely cause" if most; "" if only `stage` is known.
+        where: the stages that it changes, in words, if these are several of queries, keys and values; else "".
     """
 
     stage: str
@@ -47,6 +50,7 @@ class Cause:
     bugs: tuple[str, ...] = ()
     is_common: bool = False
     label: str = ""
+    where: str = ""
 
     @property
     def line(self) -> str:
@@ -63,7 +67,11 @@ class Cause:
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
-        stage = " or ".join(MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or "))
+        stage = self.where * bool(label) or " or ".join(
+            MADE.get(one, one).partition(" (")[0] for one in self.stage.split(" or ")
+        )
+        is_dropout = self.stage == "heads" and re.search("ropout|keep( /|-mask)", self.what + self.change)
+        stage = DROPOUT if is_dropout else stage
         what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
         is_said = not label and what.startswith((FIRST, f"{self.stage} "))
         said = what if is_said else f"{f'{label}, at the {stage}' if label else stage}: {what}"
@@ -175,6 +183,6 @@ class Brief:
 
 def _symbols(lines: list[str]) -> list[str]:
     """Return a line on the symbols of the formulas in these lines; none where there are no formulas."""
-    used = set(re.findall(r"(?<![\w.'])(?!Do not)[A-Za-z]+(?![\w'])", " ".join(lines)))
+    used = set(re.findall(r"(?<![\w.'-])(?!Do not)[A-Za-z]+(?![\w'])", " ".join(lines)))
     named = [f"{name}: {words}" for name, words in LEGEND.items() if name in used]
     return [f"({', '.join(named)})"] if named else []

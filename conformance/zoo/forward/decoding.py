@@ -91,7 +91,7 @@ def _joined(join: Callable[[NDArray, NDArray], list[NDArray]]) -> Steps:
     }
 
 
-_row = Table("keys", "Keys and values of the past stand before the new ones, as they are; positions count them.")
+_row = Table("keys", "Put keys and values of the past before the new ones, as they are; count them in positions.")
 
 PAST = (
     _row(

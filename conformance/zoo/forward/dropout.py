@@ -53,6 +53,7 @@ def _right_d_scores(state: State) -> NDArray:
 
 NO_DROPOUT: Steps = {"kept_weights": lambda s: s["weights"]}
 
+OF_ITS_OWN = "Give each weight its own element of the keep-mask, which is (B, H, Lq, Lk)."
 _row = Table("heads", "Multiply the weights by keep / (1 - p), element by element, in training only.")
 
 BUGS = (
@@ -78,21 +79,25 @@ BUGS = (
         "dropout-shared-by-heads",
         "Every head drops what head 0 drops.",
         _kept(lambda w, keep, p: w * (keep[:, :1] / (1.0 - p))),
+        fix=OF_ITS_OWN,
     ),
     _row(
         "dropout-shared-by-items",
         "Every batch item drops what item 0 drops.",
         _kept(lambda w, keep, p: w * (keep[:1] / (1.0 - p))),
+        fix=OF_ITS_OWN,
     ),
     _row(
         "dropout-shared-by-queries",
         "Every query drops the keys that query 0 drops.",
         _kept(lambda w, keep, p: w * (keep[:, :, :1] / (1.0 - p))),
+        fix=OF_ITS_OWN,
     ),
     _row(
         "dropout-transposed",
         "The keep-mask's rows and columns are exchanged.",
         _kept(lambda w, keep, p: w * (transposed(keep, w) / (1.0 - p))),
+        fix="Read the keep-mask as (B, H, Lq, Lk), as the weights are.",
     ),
     _row("dropout-renormalised", "Kept weights are divided by their sum instead of 1 - p.", _kept(_renormalised)),
     _row(

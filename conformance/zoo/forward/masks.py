@@ -297,16 +297,28 @@ def _moved(side: int | None, by: int) -> int | None:
 
 
 _row = Table("weights", "Key j is allowed iff j <= query_offset + i for query i.")
-_placed = Table("weights", "Query i stands at position query_offset + i of its batch item, for causal and for window.")
+_placed = Table("weights", "Give query i the position query_offset + i of its batch item, for causal and for window.")
 
 CAUSAL = (
     _row("causal-ignored", "causal is ignored.", other_mask(causal=lambda s, causal: False)),
-    _row("causal-without-diagonal", "A causal query does not see its own place.", _ahead(lambda ahead: ahead < 0)),
-    _row("causal-one-ahead", "A causal query sees one place ahead.", _ahead(lambda ahead: ahead <= 1)),
-    _row("causal-reversed", "A causal query sees the future and not the past.", _ahead(lambda ahead: ahead >= 0)),
+    _row(
+        "causal-without-diagonal",
+        "A causal query does not see its own place: key j is allowed iff j < query_offset + i.",
+        _ahead(lambda ahead: ahead < 0),
+    ),
+    _row(
+        "causal-one-ahead",
+        "A causal query sees one place ahead: key j is allowed iff j <= query_offset + i + 1.",
+        _ahead(lambda ahead: ahead <= 1),
+    ),
+    _row(
+        "causal-reversed",
+        "A causal query sees the future and not the past: key j is allowed iff j >= query_offset + i.",
+        _ahead(lambda ahead: ahead >= 0),
+    ),
     _placed(
         "causal-bottom-right",
-        "Causal rows are aligned at the last query and key instead of the first.",
+        "Causal rows are aligned at the last query and key, not the first: key j is allowed iff j <= i + Lk - Lq.",
         _ahead(lambda ahead: ahead <= 0, lambda s: s.sizes.key_len - s.sizes.query_len),
         seen_in="pytorch/pytorch#103082, onnx/onnx#8068",
     ),
@@ -327,6 +339,7 @@ OFFSET = (
     ),
 )
 
+OF_ZERO = "Let None alone be no bound (`if left is not None:`); a width of 0 ends the window at the query's own place."
 _row = Table(
     "weights",
     "Let query i see key j where offset + i - left <= j <= offset + i + right (offset: query_offset; None: no bound).",
@@ -341,7 +354,7 @@ WINDOW = (
     ),
     _row(
         "window-one-more-on-the-left",
-        "The window reaches one place too far back.",
+        "The window reaches one place too far back: offset + i - left - 1 <= j.",
         _window(lambda left, right: (_moved(left, 1), right)),
     ),
     _row(
@@ -351,7 +364,7 @@ WINDOW = (
     ),
     _row(
         "window-one-more-on-the-right",
-        "The window reaches one place too far ahead.",
+        "The window reaches one place too far ahead: j <= offset + i + right + 1.",
         _window(lambda left, right: (left, _moved(right, 1))),
     ),
     _row("window-without-left", "The window's left side is ignored.", _window(lambda left, right: (None, right))),
@@ -360,21 +373,28 @@ WINDOW = (
         "window-zero-is-none",
         "A width of 0 is taken for no bound on both sides, as `if left:` does.",
         _window(lambda left, right: (left or None, right or None)),
+        fix=OF_ZERO,
     ),
     _row(
         "window-zero-left-is-none",
         "A width of 0 to the left is taken for no bound, as `if left:` does.",
         _window(lambda left, right: (left or None, right)),
+        fix=OF_ZERO,
     ),
     _row(
         "window-zero-right-is-none",
         "A width of 0 to the right is taken for no bound, as `if right:` does.",
         _window(lambda left, right: (left, right or None)),
+        fix=OF_ZERO,
     ),
-    _row("window-sides-exchanged", "The window's two sides are exchanged.", _window(lambda left, right: (right, left))),
-    _placed(
+    _row(
+        "window-sides-exchanged",
+        "The window's two sides are exchanged: offset + i - right <= j <= offset + i + left.",
+        _window(lambda left, right: (right, left)),
+    ),
+    _row(
         "window-without-offset",
-        "The window forgets the query offset.",
+        "The window stands at i, not at offset + i.",
         after("allowed", _window_without_offset, lambda s: s.inputs.mask.window is not None),
     ),
 )

@@ -141,6 +141,7 @@ def _weights_plus_bias(state: State, weights: NDArray) -> NDArray:
     return weights + np.where(state["allowed"], bias, 0.0)
 
 
+OF_EACH = "Give each item and each head its own bias: broadcast it to (B, H, Lq, Lk)."
 _row = Table("scores", "Add the bias to the scaled scores, as it is, before the softmax.")
 
 BIAS = (
@@ -157,16 +158,19 @@ BIAS = (
         "bias-shared-by-heads",
         "Every head gets the additive bias of head 0.",
         _bias(lambda capped, bias: capped + bias[:, :1]),
+        fix=OF_EACH,
     ),
     _row(
         "bias-shared-by-items",
         "Every batch item gets the additive bias of item 0.",
         _bias(lambda capped, bias: capped + bias[:1]),
+        fix=OF_EACH,
     ),
     _row(
         "bias-transposed",
         "The additive bias's rows and columns are exchanged.",
         _bias(lambda capped, bias: capped + transposed(bias, capped)),
+        fix="Read the bias as (B, H, Lq, Lk): queries first.",
     ),
     _row(
         "bias-after-softmax",

@@ -210,7 +210,7 @@ def test_what_explains_all_but_a_few_cases_is_named_with_these(runs):
     assert (best.explained, best.failing) == (best.total - 4, best.of_failing - 4)
     text = describe(found)
     assert f"How sure: this explains {best.failing} of {best.of_failing} failing cases, {best.explained} of" in text
-    assert "nan-in-open-key, where output[0, 1, 0] is 0.5 and this gives nan" in text
+    assert "nan-in-open-key, where output[0, 1, 0] is 0.5, with this mistake nan" in text
 
 
 @pytest.mark.nightly("two bugs at once are named")

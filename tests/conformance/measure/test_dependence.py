@@ -38,7 +38,7 @@ def _before(array):
     return np.concatenate([array[:, :, :1], array[:, :, :-1]], axis=2)
 
 
-ALONE = "and a key depends on more than these two: on"
+ALONE = "The score of a query and a key depends on"
 SAID = {  # what is wrong -> (the step, its stage, what is done to its result, what is said, what to look at)
     "a vector of each head": (
         "queries",
@@ -58,28 +58,28 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "similarity",
         "scores",
         lambda s, x: x * _by_distance(x),
-        f"{ALONE} the distance",
+        f"{ALONE} the distance from query to key too.",
         "rotary",
     ),
     "a mean query taken off": (
         "queries",
         "queries",
         lambda s, x: x - x.mean(2, keepdims=True),
-        f"{ALONE} other queries.",
+        f"{ALONE} other queries too.",
         "mixes q",
     ),
     "a mean key of before": (
         "keys",
         "keys",
         lambda s, x: x + np.roll(x, 1, 2),
-        f"{ALONE} other keys and their order.",
+        f"{ALONE} other keys and their order too.",
         "keys",
     ),
     "keys smeared forwards": (
         "keys",
         "keys",
         lambda s, x: 0.7 * x + 0.3 * _before(x),
-        f"{ALONE} other keys and their order.",
+        f"{ALONE} other keys and their order too.",
         "convolution",
     ),
     "a temperature": (
@@ -124,7 +124,7 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "scores",
         lambda s, x: x - np.square(_keys(s, x)),
         "more than products of queries",
-        "both",
+        "made of queries and keys",
     ),
     "weights of several heads": (
         "weights",
@@ -137,11 +137,38 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "weights",
         "weights",
         lambda s, x: x * (2.0 + _by_distance(x)),
-        "of their row: on the distance",
+        "not on its scores alone, but on the distance",
         "windows",
+    ),
+    "a top-k": ("weights", "weights", lambda s, x: _largest(x, 3), "scores alone, 3 of", "a top-k"),
+    "a top-p": (
+        "weights",
+        "weights",
+        lambda s, x: _largest(x, 2 + np.arange(x.shape[2])[:, None] % 3),
+        "of its largest scores alone, 2 to 4 of",
+        "a top-p, or a threshold",
+    ),
+    "a factor of each head": (
+        "weights",
+        "weights",
+        lambda s, x: x / _by_head(x),
+        "of each head are the right weights times one number, 0.",
+        "a factor of each head",
+    ),
+    "a sink": (
+        "weights",
+        "weights",
+        lambda s, x: x * (0.5 + 0.4 * x.max(-1, keepdims=True)),
+        "of each query are the right weights times one number, 0.",
+        "a sink",
     ),
     "squares": ("weights", "weights", lambda s, x: x**2, "Larger scores have larger weights", "exp"),
 }
+
+
+def _largest(weights, count):
+    """The weights of the `count` largest of each row."""
+    return np.where((-weights).argsort(-1).argsort(-1) < count, weights, 0.0)
 
 
 def _keys(state, array):
@@ -205,3 +232,13 @@ def test_a_verb_is_no_symbol():
     assert "output width" not in " ".join(told.said)
     formula = replace(told, causes=(Cause("output", "It is (B, Do)."),))
     assert "Do: output width" in " ".join(formula.said)
+    top_p = replace(told, causes=(Cause("weights", "As by a top-p."),))
+    assert "dropout rate" not in " ".join(top_p.said)
+
+
+def test_a_cause_stands_at_what_it_changes():
+    """A dropout that heads share was placed at the heads' outputs, a rotation of queries and keys at the queries."""
+    shared = Cause("heads", "Dropout is one mask (1, 1, Lq, Lk) for all items and heads.", label="Cause")
+    assert shared.lines()[0].startswith("Cause, at the dropout of the attention weights: Dropout is")
+    turned = Cause("queries", "They are turned.", label="Cause", where="queries and keys")
+    assert turned.lines() == ["Cause, at the queries and keys: They are turned."]

@@ -30,7 +30,7 @@ RIGHT = (
     "offset + i - left <= j <= offset + i + right.",
     "offset + i - past length - left <= j - past length <= offset + i - past length + right.",
     "exp(s) of each score s, divided by their sum, in place of their softmax.",
-    "exp(s) of each score s, divided by the sum of their sizes, in place of their softmax.",
+    "exp(s) of each score s, divided by the sum of their absolute values, in place of their softmax.",
 )
 """Ends of sentences that say what the definition says: each is one of a product of rules."""
 

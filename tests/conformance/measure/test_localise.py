@@ -11,9 +11,9 @@ import pytest
 
 from conformance.cases.parts import SQUARE
 from conformance.kinds.change import Setting
-from conformance.kinds.dependence import of_dependence
+from conformance.kinds.dependence import look_of, of_dependence
 from conformance.kinds.families import families
-from conformance.kinds.oddities import factors, sums_of
+from conformance.kinds.oddities import factors, size, sums_of
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
 from conformance.measure.designs import CONFIGS, NO_BIASES, generic
@@ -235,7 +235,7 @@ def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
     located = localise(measured(bug))
     assert located is not None
     assert located.stage == "weights"
-    where = "item 0, head 0, with causal True"
+    where = "item 0, head 0, causal True, all scores equal"
     assert located.seen[0] == f"  Queries that attend to wrong keys (#: a key with a weight); {where}:"
     assert located.seen[1:] == (  # of the call with most queries the first and the last ones
         "    query 0:  ##.........   right: #..........",
@@ -282,7 +282,10 @@ def test_values_less_their_mean_are_not_said_to_be_no_attention():
     ("factor", "said"),
     [
         (lambda length: 0.4, "  Every number of the output is the right one times 0.4."),
-        (lambda length: 1 / length, "  Every number of the output of one call is the right one times 0.25."),
+        (
+            lambda length: 1 / length,
+            "  Every number of the output of the first wrong call is the right one times 0.25.",
+        ),
     ],
 )
 def test_a_factor_is_said_of_all_outputs_only_if_all_calls_have_it(factor, said):
@@ -302,6 +305,31 @@ def test_of_one_key_weights_over_queries_are_no_gate():
     right = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
     assert "the queries they give 1: look at the axis of the softmax" in next(factors(shares * right, right))
     assert "as after a gate or a norm" in next(factors(1.5 * shares * right, right))
+
+
+def test_heads_that_are_left_out_or_exchanged_are_no_gate_and_no_mix():
+    """Of heads of which each query keeps two it was said that a gate, a norm or dropout multiplies them."""
+    right = np.random.default_rng(0).normal(size=(1, 2, 3, 4))
+    kept = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])[..., None]
+    assert "each head and query, 0 or 1: as where some heads are left out" in next(factors(kept * right, right))
+    (said,) = factors(right[:, [1, 1]], right)
+    assert said.format("of a call") == "The outputs of heads 0, 1 of a call are the right ones of heads 1, 1."
+    assert look_of(said, "heads").startswith("which head of values each head reads")
+    (said,) = factors(right + right[:, ::-1], right)
+    assert look_of(said, "heads").startswith("what mixes heads after the softmax")
+    assert look_of(said, "values").startswith("which head of values each head reads")
+
+
+@pytest.mark.parametrize(
+    ("off", "formats"),
+    [(1e-3, "casts (to bfloat16, 8 bits, float16, TF32), "), (3e-5, "casts (to float16, TF32), "), (5e-6, "")],
+)
+def test_only_casts_that_err_as_much_are_looked_for(off, formats):
+    """Of an error of 3e-05 it was said that bfloat16 is to be looked for, whose numbers err by 4e-3."""
+    right = np.linspace(-1.0, 1.0, 8)
+    ((said, look),) = size(right + off, right, "weights")
+    assert said.endswith(": as where numbers are rounded.")
+    assert look == f"{formats}added numbers (eps), and approximations of exp"
 
 
 def test_of_a_right_layer_no_step_is_said():
@@ -362,7 +390,7 @@ def test_of_weights_that_queries_make_with_queries_that_is_said():
     read = partial(weights_of, Evidence(Asker(OutputAlone(wrong_at("weights", both))), Variants()))
     right = reference.run(problem.config, problem.weights, problem.inputs).weights
     (seen, look), *more = of_dependence(read, problem, right, "weights")
-    assert (more, "queries meet queries." in seen, "keys meet keys." in seen) == ([], True, True)
+    assert (more, "queries @ queries^T." in seen, "keys @ keys^T." in seen) == ([], True, True)
     assert look.startswith("which arrays are multiplied for the scores")
     assert list(sums_of(read(problem), np.ones(right.shape, bool))) == [
         "The attention weights of each query sum to 2, not to 1."

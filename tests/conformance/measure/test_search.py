@@ -65,7 +65,7 @@ FAULTS = {
         lambda s, x: to_integers(x, 8, (0, 1, 2)),
         "8-bit integers times a scale",
     ),
-    "a sum": ("weights", _sink, "0.37 is added to the sum of exp(score)"),
+    "a sum": ("weights", _sink, "0.37 is added to the divisor of a row, sum(exp(score))."),
     "a fill": ("weights", _filled, "Excluded scores become -2.5"),
     "a rule of keys": (
         "allowed",

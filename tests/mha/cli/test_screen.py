@@ -229,7 +229,7 @@ def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
     cases = [part for one in ("square-widths", "square-self-attention", "square-causal") for part in ("-c", one)]
     ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", *cases, "-d", "float64", "--workers", "0"])
     text = flat(ended.stdout)
-    assert "Other keys and values give the same output of one call: no attention over them is computed." in text
+    assert "Other keys and values give the same output: no attention over them is computed." in text
     assert NO_CAUSE not in text
     assert "Next: " not in text
 

@@ -113,7 +113,7 @@ def test_sinks_that_are_not_handed_over_are_said():
 @pytest.mark.parametrize(
     ("kind", "family", "cause"),
     [
-        ("window one key too wide", "gemma2", "The window reaches one place too far back."),
+        ("window one key too wide", "gemma2", "The window reaches one place too far back: offset + i - left - 1 <= j."),
         ("sinks of another head", "gpt_oss", "Each head has the sink of the head before."),
         ("scale wrong", "deepseek_v3", "The scale of the scores is 1 / sqrt("),
         ("bf16 softmax", "llama", "The softmax is given scores in bfloat16, and gives weights in it."),
