@@ -20,9 +20,8 @@ from conformance.workers.local import cores
 from mha.cli import options
 from mha.cli.common import CouldNotRun, finish
 from mha.cli.ending import run
-from mha_core.backend import install_line
 from mha_core.dtypes import DTYPES
-from mha_core.errors import BackendError
+from mha_core.errors import BackendError, install_command
 from mha_core.files.writing import write_json
 
 # Read by OpenMP, OpenBLAS, MKL and XLA's thread pool when they are loaded.
@@ -30,7 +29,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # Linux's names for bfloat16 instructions, on x86 and on Arm
 
-LINE = "| {:9} | {:8} | {:21} | {:8} | {:9} | {:>6} | {:>5} | {:34} | {:>12} |"
+LINE = "| {:11} | {:8} | {:21} | {:8} | {:9} | {:>6} | {:>5} | {:34} | {:>12} |"
 HEAD = ("framework", "setting", "(B, L, E, H)", "dtype", "direction", "ms", "ratio", "best peer", "extra MB")
 
 
@@ -39,6 +38,11 @@ class BenchmarkOptions(options.Options):
 
     frameworks: tuple[str, ...] = options.several(
         "--backend", "-b", type=click.Choice([*peers.PACKAGES]), help="Only this framework (repeatable)."
+    )
+    engines: tuple[str, ...] = options.several(
+        "--engine",
+        type=click.Choice([*peers.ENGINES]),
+        help="Only this engine, beside ours in torch (repeatable).",
     )
     settings: tuple[str, ...] = options.several(
         "--setting",
@@ -85,7 +89,7 @@ def benchmarks(asked: BenchmarkOptions) -> None:
         "problems": [],
         "rows": rows,
     }
-    names = installed(asked.frameworks)
+    names = installed(asked.frameworks, asked.engines)
 
     def keep() -> None:
         if asked.json_path is not None:
@@ -111,13 +115,20 @@ def benchmarks(asked: BenchmarkOptions) -> None:
     finish(different=False, failed=results["problems"] or not rows)
 
 
-def installed(asked: tuple[str, ...]) -> list[str]:
-    """Return the frameworks to measure. CouldNotRun if one that was asked for is not installed, or none is."""
-    there = {name: all(map(importlib.util.find_spec, packages)) for name, packages in peers.PACKAGES.items()}
-    missing = [name for name in asked or there if not there[name]]
-    if missing and (asked or len(missing) == len(there)):
-        raise CouldNotRun(f"backend {missing[0]!r} is not installed. {install_line(missing[0])}")
-    return [name for name in there if there[name] and name in (asked or there)]
+def installed(frameworks: tuple[str, ...], engines: tuple[str, ...]) -> list[str]:
+    """Return the frameworks and engines to measure: those asked for, or all frameworks that are installed.
+
+    CouldNotRun if one that was asked for is not installed, or no framework is.
+    """
+    packages = peers.PACKAGES | peers.ENGINES
+    asked = [name for name in packages if name in frameworks + engines] or [*peers.PACKAGES]
+    there = [name for name in asked if all(map(importlib.util.find_spec, packages[name]))]
+    missing = [name for name in asked if name not in there]
+    if missing and (frameworks or engines or not there):
+        name = missing[0]
+        kind, extras = ("engine", f"torch,{name}") if name in peers.ENGINES else ("backend", name)
+        raise CouldNotRun(f"{kind} {name!r} is not installed. Install it with: {install_command(extras)}")
+    return there
 
 
 def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
@@ -138,7 +149,7 @@ def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Gene
             workers.append(Worker(name, asked.threads, 0, **peers.MEMORY_ENVIRONMENT[name]))
         results["frameworks"][name] = workers[0].facts["versions"]
         known = workers[0].facts["dtypes"]
-        tasks = list(tasks_of(name, asked, known))
+        tasks = [task for task in tasks_of(name, asked, known) if able(name, task, workers[0].facts["lacks"])]
         for dtype in sorted(set(asked.dtypes) - set(known)):
             problem(f"{name} does not compute in {dtype} (known: {', '.join(known)})")
         for number, task in enumerate(tasks, 1):
@@ -174,8 +185,16 @@ def tasks_of(name: str, asked: BenchmarkOptions, known: tuple[str, ...]) -> Iter
                         yield Task(setting, dtype, direction)
 
 
+def able(name: str, task: Task, lacks: list[tuple[str, ...]]) -> bool:
+    """Return whether a task is measured: of another engine alone those that one of its contestants can do."""
+    return name not in peers.ENGINES or not all(task.features.intersection(each) for each in lacks)
+
+
 def compared(name: str, task: Task, entries: list[Entry]) -> dict[str, Any]:
-    """Return a row of the results: each contestant's times as median and quartiles, and ours against the best."""
+    """Return a row of the results: each contestant's times as median and quartiles, and ours against the best.
+
+    The best is a peer, or, with a name of ENGINES, another engine's, which is no peer of a framework's.
+    """
     ours, *others = entries
     timed = [entry for entry in others if entry["seconds"]]
     best = min(timed, key=lambda entry: measure.summary(entry["seconds"])["median"], default=None)
@@ -186,7 +205,8 @@ def compared(name: str, task: Task, entries: list[Entry]) -> dict[str, Any]:
         "dtype": task.dtype,
         "direction": task.direction,
         "ratio": statistics.median(ratios) if ratios else None,
-        "best_peer": best and best["name"],
+        "best_peer": best["name"] if best and name not in peers.ENGINES else None,
+        "other_engine": best["name"] if best and name in peers.ENGINES else None,
         "contestants": [entry | {"seconds": measure.summary(entry["seconds"])} for entry in entries],
     }
 
@@ -205,7 +225,7 @@ def line(row: dict[str, Any]) -> str:
         row["direction"],
         (f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:#.3g}") if milliseconds else "-",
         "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
-        row["best_peer"] or "-",
+        row["best_peer"] or (f"other engine: {row['other_engine']}" if row["other_engine"] else "-"),
         ", ".join(memory),
     )
 

@@ -21,6 +21,10 @@ DIRECTIONS = ("forward", "gradients")  # the output alone; the output, and the g
 
 COMPILED, IN_PLACE = "torch.compile", "cache written in place"  # forms that a framework may call its contestants in
 
+LATER_KEYS = "attention to later keys"  # a feature that an operator for decoders alone lacks
+
+CACHE_GRADIENTS = "gradients beside a cache"  # a feature that layers lack which write into theirs
+
 BOUNDS = {"float64": 1e-4, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
 """Largest relative distance from the reference: it refuses a wrong peer, not an inexact one."""
 
@@ -98,12 +102,15 @@ class Task:
         setting = self.setting
         needed = {
             "gradients": self.gradients,
+            CACHE_GRADIENTS: self.gradients and setting.past,
             "past keys": setting.past and setting.form != IN_PLACE,
             IN_PLACE: setting.form == IN_PLACE,
             "grouped heads": setting.num_kv_heads,
             "causal mask": setting.causal,
+            LATER_KEYS: not setting.causal and setting.length > 1,
             "window": setting.window,
             "rotary positions": setting.rotary,
+            "biases": not setting.rotary,
         }
         return {feature for feature, holds in needed.items() if holds}
 

@@ -9,10 +9,11 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.peers import Contestant, Contestants, Prepared
+from benchmarks.peers import ENGINES, Contestant, Contestants, Prepared
 from benchmarks.settings import BOUNDS, Answer, Task, distance, reference_answer
 from mha_core.backend import load
 from mha_core.errors import BackendError, one_line
@@ -32,7 +33,7 @@ class Worker:
 
     def __init__(self, framework: str, threads: int, seconds: float, **environment: str) -> None:
         self._given = framework, threads, seconds, environment
-        self.facts: dict[str, Any] = self._start()  # versions and dtypes
+        self.facts: dict[str, Any] = self._start()  # versions, dtypes, and what each peer lacks
 
     def _start(self) -> dict[str, Any]:
         context = multiprocessing.get_context("spawn")
@@ -97,7 +98,12 @@ def serve(pipe: Any, calling: Any, framework: str, threads: int, seconds: float,
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     os.environ.update(environment)
     try:
-        module, backend = importlib.import_module(f"benchmarks.peers.{framework}"), load(framework)
+        module = importlib.import_module(f"benchmarks.peers.{framework}")
+        if framework in ENGINES:
+            versions, dtypes = {name: metadata.version(name) for name in ENGINES[framework]}, module.DTYPES
+        else:
+            backend = load(framework)
+            versions, dtypes = backend.versions(), backend.dtypes("cpu")
         if hasattr(module, "set_threads"):  # JAX and MXNet have gone by the environment
             module.set_threads(threads)
     except Exception as error:  # whatever a framework raises while it is imported
@@ -105,7 +111,7 @@ def serve(pipe: Any, calling: Any, framework: str, threads: int, seconds: float,
         return
     gc.freeze()  # garbage is looked for before each measurement, and not among the framework's objects
     measure.limit_memory()
-    pipe.send({"versions": backend.versions(), "dtypes": backend.dtypes("cpu")})
+    pipe.send({"versions": versions, "dtypes": dtypes, "lacks": [each.lacks for each in module.CONTESTANTS[1:]]})
     with suppress(EOFError, BrokenPipeError):  # who asks has ended
         while True:
             task, lost = pipe.recv()

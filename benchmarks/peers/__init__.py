@@ -3,7 +3,7 @@
 A contestant is a whole multi-head layer with four projections, made from the task's weights, that computes
 self-attention. Its masks, its cache in the layout that it needs and its tables of angles are made before it is
 measured; ours makes its masks and tables in the call. A module has `CONTESTANTS`, ours first, and may have
-`set_threads`.
+`set_threads`; that of another engine has its `DTYPES` too, and takes turns with ours in PyTorch.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,15 @@ from benchmarks.settings import COMPILED, IN_PLACE, Answer, Task
 PACKAGES = {"jax": ("jax", "flax"), "mxnet": ("mxnet",), "tf": ("tensorflow", "keras"), "torch": ("torch",)}
 """Framework -> the packages that it needs."""
 
+ENGINES = {"mlx": ("torch", "mlx"), "onnxruntime": ("torch", "onnxruntime", "onnx")}
+"""Another engine -> the packages that it needs beside our layer in PyTorch, which are the extras of this project."""
+
 FORMS = {"jax": IN_PLACE, "torch": COMPILED}
 """Framework -> the `Setting.form` that is measured of it besides the usual one."""
 
-MEMORY_ENVIRONMENT = {"tf": {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}}
+NO_ARENA = "MHA_BENCHMARKS_NO_ARENA"  # read by our module of onnxruntime
+
+MEMORY_ENVIRONMENT = {"tf": {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}, "onnxruntime": {NO_ARENA: "1"}}
 """Framework -> environment variables without which a pool hides the memory of a call. They make it slower, so time is
 measured in another process."""
 

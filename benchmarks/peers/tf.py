@@ -1,16 +1,18 @@
-"""TensorFlow's contestants, under tf.function: Keras's layers, keras.ops.dot_product_attention, d2l.ai's."""
+"""TensorFlow's contestants, under tf.function: Keras's and KerasHub's layers, keras.ops, d2l.ai's."""
 
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from backends.tf.native.convert import to_native
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import from_weights
 from benchmarks.peers import PLAIN_ONLY, Contestant, Prepared, linear, turned
-from benchmarks.settings import Task
+from benchmarks.settings import CACHE_GRADIENTS, IN_PLACE, Task
 
 Layer = tuple[Callable[[tf.Tensor], tf.Tensor], Iterable[Any]]
 """A forward function, and the parameters."""
@@ -67,6 +69,40 @@ def _d2l(task: Task) -> Layer:
     return lambda x: layer(x, x, x, lens, training=task.gradients), layer.weights
 
 
+def _keras_hub(task: Task) -> Layer:
+    from keras_hub.layers import CachedMultiHeadAttention
+
+    native = to_native(task.config, task.weights, "keras", dtype=task.dtype)
+    layer = CachedMultiHeadAttention.from_config(native.get_config())
+    layer.build(task.x.shape, task.x.shape)
+    layer.set_weights(native.get_weights())
+    call = _with_cache(layer, task)
+    return lambda x: call(x, x), layer.weights
+
+
+def _keras_hub_llama(task: Task) -> Layer:
+    from keras_hub.src.models.llama.llama_attention import LlamaAttention
+
+    layer = LlamaAttention(task.config.num_heads, task.config.num_kv_heads, dtype=task.dtype)
+    layer.build(task.x.shape)
+    kernels = [task.weights[f"{name}.weight"].T for name in (*task.heads_of, "out_proj")]
+    layer.set_weights([each.reshape(x.shape) for each, x in zip(kernels, layer.weights, strict=True)])
+    return _with_cache(layer, task), layer.weights
+
+
+def _with_cache(layer: Any, task: Task) -> Callable[..., tf.Tensor]:
+    """A call of a layer of KerasHub's, which writes new keys and values into its cache (B, 2, Lk, G, d)."""
+    options: dict[str, Any] = {"training": task.gradients}
+    if task.allowed is not None:
+        options["attention_mask"] = _as_it_is(task.allowed)[:, 0]  # (B or 1, Lq or 1, Lk)
+    if not task.past:
+        return lambda *given: layer(*given, **options)
+    past = np.stack([array.swapaxes(1, 2) for array in task.past.values()], axis=1)
+    room = [(0, 0), (0, 0), (0, task.setting.length), (0, 0), (0, 0)]
+    options |= {"cache": _tensor(np.pad(past, room), task), "cache_update_index": task.setting.past}
+    return lambda *given: layer(*given, **options)[0]
+
+
 def _program(make: Callable[[Task], Layer], by_xla: bool = False) -> Callable[[Task], Prepared]:
     """Return what prepares a layer as one program."""
 
@@ -89,12 +125,22 @@ def _program(make: Callable[[Task], Layer], by_xla: bool = False) -> Callable[[T
     return prepare
 
 
+OF_KERAS_HUB = (
+    Contestant(
+        "KerasHub CachedMultiHeadAttention",
+        _program(_keras_hub),
+        lacks=(CACHE_GRADIENTS, "grouped heads", *PLAIN_ONLY[2:]),
+    ),
+    Contestant("KerasHub LlamaAttention", _program(_keras_hub_llama), lacks=(CACHE_GRADIENTS, IN_PLACE, "biases")),
+)
+
 CONTESTANTS = (
     Contestant("ours", _program(_ours)),
     # Its layers with grouped heads are of another class.
     Contestant("Keras's layer", _program(_keras_layer), lacks=PLAIN_ONLY[1:]),
     Contestant("Keras's layer, jit_compile", _program(_keras_layer, by_xla=True), lacks=PLAIN_ONLY[1:]),
     Contestant("keras.ops.dot_product_attention", _program(_dot_product_attention)),
+    *(OF_KERAS_HUB if find_spec("keras_hub") else ()),
     Contestant("d2l.ai's", _program(_d2l), lacks=("causal mask", *PLAIN_ONLY)),
 )
 

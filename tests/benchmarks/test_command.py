@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from benchmarks import __main__ as command
 from benchmarks import worker
 from benchmarks.measure import FEWEST_ROUNDS
+from benchmarks.peers import PACKAGES
 from benchmarks.settings import COMPILED, DIRECTIONS, IN_PLACE
 from tests.benchmarks import made_up
 
@@ -34,6 +35,7 @@ def run(*arguments):
     ("arguments", "message"),
     [
         (["--backend", "pytroch"], "'pytroch' is not one of 'jax', 'mxnet', 'tf', 'torch'"),
+        (["--engine", "openvino"], "'openvino' is not one of 'mlx', 'onnxruntime'"),
         (["--setting", "big"], "'big' is not one of 'short', 'wide'"),
         (["--length", "0"], "--length must be a whole number from 1. Got 0."),
         (["--dtype", "float8"], "'float8' is not one of 'float64', 'float32'"),
@@ -52,12 +54,35 @@ def test_mistakes_are_told_before_anything_runs(monkeypatch, arguments, message)
 
 def test_a_backend_that_is_asked_for_must_be_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flax" else object())
-    assert command.installed(()) == ["mxnet", "tf", "torch"]
+    assert command.installed((), ()) == ["mxnet", "tf", "torch"]
     result = run("--backend", "torch", "--backend", "jax")
     assert result.exit_code == 2
-    assert "backend 'jax' is not installed. " in result.output
+    assert "backend 'jax' is not installed. Install it with: pip install '" in result.output
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "is not installed. " in run().output
+
+
+def test_an_engine_is_measured_where_it_is_asked_for_and_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlx" else object())
+    assert command.installed((), ()) == [*PACKAGES]
+    assert command.installed((), ("onnxruntime",)) == ["onnxruntime"]
+    assert command.installed(("torch",), ("onnxruntime",)) == ["torch", "onnxruntime"]
+    result = run("--engine", "onnxruntime", "--engine", "mlx")
+    assert result.exit_code == 2
+    assert "engine 'mlx' is not installed. Install it with: pip install '" in result.output
+    assert "[torch,mlx]'" in result.output
+
+
+def test_an_engine_is_measured_in_what_it_can_do_and_is_no_peer(monkeypatch):
+    task, entry = command.Task(made_up.TINY), {"extra_memory": 2_000_000}
+    assert not command.able("mlx", task, [("window",), ("rotary positions", "gradients")])
+    assert command.able("mlx", task, [("window",), ("gradients",)])
+    assert command.able("torch", task, [("window",)])
+    entries = [{**entry, "name": name, "seconds": [seconds]} for name, seconds in (("ours", 1.0), ("sdpa", 4.0))]
+    row = command.compared("onnxruntime", task, entries)
+    assert (row["best_peer"], row["other_engine"], row["ratio"]) == (None, "sdpa", 0.25)
+    cells = [cell.strip() for cell in command.line(row).split("|")[1:-1]]
+    assert cells[:2] + cells[5:] == ["onnxruntime", "tiny", "1000", "0.25", "other engine: sdpa", "2, 2"]
 
 
 @pytest.fixture

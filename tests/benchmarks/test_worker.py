@@ -6,12 +6,13 @@ import importlib
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks import worker
 from benchmarks.measure import FEWEST_ROUNDS, MEMORY_CALLS
-from benchmarks.peers import FORMS, PACKAGES, Contestant, Prepared
-from benchmarks.settings import COMPILED, IN_PLACE, Setting, Task
+from benchmarks.peers import ENGINES, FORMS, PACKAGES, Contestant, Prepared
+from benchmarks.settings import COMPILED, DIRECTIONS, IN_PLACE, Setting, Task
 from benchmarks.worker import NOBODY, Worker
 from mha_core import BackendError
 from tests.benchmarks import made_up
@@ -86,7 +87,7 @@ def start(monkeypatch):
 
 def test_who_ends_the_process_is_named_and_the_rest_goes_on(start, capfd):
     whole = start("made-up")
-    assert whole.facts == {"versions": {"made-up": "1.5"}, "dtypes": ("float32",)}
+    assert whole.facts == {"versions": {"made-up": "1.5"}, "dtypes": ("float32",), "lacks": [()] * 4}
     for task in (Task(TINY), GRADIENTS):
         found = {entry["name"]: entry for entry in whole.measured(task)}
         assert list(found) == [each.name for each in made_up.CONTESTANTS]
@@ -98,6 +99,10 @@ def test_who_ends_the_process_is_named_and_the_rest_goes_on(start, capfd):
             assert len(found[name]["seconds"]) == FEWEST_ROUNDS
     printed = capfd.readouterr()
     assert (printed.out, "what a framework prints" in printed.err) == ("", True)
+
+
+def test_another_engine_says_its_package_and_its_own_dtypes(start):
+    assert start("engine").facts == {"versions": {"numpy": np.__version__}, "dtypes": ("float32",), "lacks": [()] * 4}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,8 @@ LEFT_OUT = {
     "Keras's layer, jit_compile": SPECIAL,
     "interleaved_matmul_selfatt": SPECIAL,
     "flex_attention, compiled": {"ragged", "window, rotary"},
+    "KerasHub CachedMultiHeadAttention": SPECIAL,
+    "KerasHub LlamaAttention": {"ragged", "causal", "decoding, grouped"},
     "d2l.ai's": {"causal", *SPECIAL},
 }
 """Contestant -> the tasks that it can't do; the others do all."""
@@ -200,3 +207,46 @@ def test_contestants_in_the_form_of_a_framework_agree_with_the_reference(backend
             there = [entry for entry in found if entry["seconds"]]
             assert [there[0]["name"], len(there) > 1] == ["ours", True]
             assert all(entry["difference"] < 1e-5 for entry in there)
+
+
+# Other engines ----------------------------------------------------------------------------------------------
+
+WIDE = Setting("wide", 3, 5, 32, 4)
+
+OF_ENGINES = {
+    "plain": (WIDE, {"MultiHeadAttention", "Attention"}),
+    "ragged": (replace(WIDE, ragged=True), {"MultiHeadAttention", "Attention"}),
+    "grouped": (replace(WIDE, num_kv_heads=2), {"Attention"}),
+    "causal": (replace(WIDE, causal=True), {"GroupQueryAttention", "MultiHeadAttention", "Attention"}),
+    "decoding": (replace(WIDE, length=1, past=4), {"GroupQueryAttention"}),
+    "window, rotary": (
+        replace(WIDE, embed_dim=64, num_kv_heads=2, causal=True, rotary=True, window=3),
+        {"GroupQueryAttention"},
+    ),
+    "cache": (
+        replace(WIDE, batch=1, length=1, embed_dim=64, past=4, num_kv_heads=2, rotary=True),
+        {"GroupQueryAttention"},
+    ),
+}
+"""A setting, and the operators of onnxruntime that can do it; MLX can do all, with gradients too."""
+
+
+@pytest.mark.nightly("what is measured is right")
+@pytest.mark.same_on_newest  # their releases are the same there
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own import
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", OF_ENGINES)
+def test_an_engine_agrees_with_the_reference_in_what_it_can_do(backend_names, engine, what):
+    if "torch" not in backend_names:
+        pytest.skip("ours is measured in PyTorch")
+    for package in ENGINES[engine]:
+        pytest.importorskip(package)
+    setting, operators = OF_ENGINES[what]
+    contestants = importlib.import_module(f"benchmarks.peers.{engine}").CONTESTANTS
+    for direction in DIRECTIONS:
+        found = measured(contestants, Task(setting, direction=direction))
+        assert [entry["left_out"] for entry in found.values() if entry["failed"]] == []
+        assert all(entry["left_out"] or entry["difference"] < 1e-5 for entry in found.values())
+        there = {name for name, entry in found.items() if entry["seconds"]}
+        in_onnxruntime = operators if direction == "forward" else set()
+        assert there == {"ours", *(in_onnxruntime if engine == "onnxruntime" else {"mx.fast's attention"})}

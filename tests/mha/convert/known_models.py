@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 import transformers as hf
 
@@ -63,35 +61,8 @@ def batch_of(model_type: str, model: Any) -> dict[str, Any]:
 
 
 def run(model_type: str, model: Any, path: Any) -> Any:
-    """Run the model once and record its attention at `path`, or one file for each layer of a class without a recipe."""
+    """Run the model once and record its attention at `path`."""
     batch = {**batch_of(model_type, model), **({"use_cache": False} if hasattr(model.config, "use_cache") else {})}
-    with torch.no_grad():
-        try:
-            with mha.capture(model, path):
-                model(**batch)
-            return path
-        except mha.recordings.recording.SpecError as error:
-            if "no attention layer" not in str(error):
-                raise
-        return _by_hand(model_type, model, batch, path)
-
-
-def _by_hand(model_type: str, model: Any, batch: dict[str, Any], path: Any) -> Any:
-    """What `numpy.savez` keeps of a call of the first layer that gives its output itself."""
-    found: dict[str, Any] = {}
-
-    def seen(_module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        states = args[0] if args else kwargs["hidden_states"]
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        found.update(queries=states.numpy(), output=output[0].numpy(), causal=False)
-        if mask is not None:
-            found["allowed"] = (mask > -1.0).numpy() if mask.is_floating_point() else mask.numpy()
-
-    kinds = ("MultiHeadSelfAttention", "DistilBertSelfAttention", "OPTAttention", "CLIPAttention")
-    with ExitStack() as hooks:
-        module = next(m for m in model.modules() if type(m).__name__ in kinds)
-        hooks.callback(module.register_forward_hook(seen, with_kwargs=True).remove)
+    with torch.no_grad(), mha.capture(model, path):
         model(**batch)
-    path = path.with_suffix(".npz")
-    np.savez(path, **found)
     return path

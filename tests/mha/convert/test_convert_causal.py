@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import zipfile
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mha.convert import verify
 from mha.convert.causal import CALLS
 from mha.convert.convert import convert
 from mha.convert.report import lines, to_dict
 from mha.models.families import MODEL_TYPES, place_of
-from tests.mha.convert.weight_files import arrays_of, mha
+from mha_core import AttentionInputs, AttentionMask, reference
+from tests.mha.convert.weight_files import CONFIG, arrays_of, mha, weights_of
 
 BART = {
     **{"model_type": "bart", "d_model": 12, "encoder_layers": 1, "decoder_layers": 1},
@@ -29,16 +30,12 @@ def bart_folder(folder):
     return folder
 
 
+@pytest.mark.usefixtures("without_frameworks")
 def test_the_table_the_lines_the_json_and_the_file_say_it(tmp_path, monkeypatch):
-    """Of BART one layer of three is causal; what was written says so again."""
     source, out = bart_folder(tmp_path), tmp_path / "o" / "k.safetensors"
     out.parent.mkdir()
-    asked = []
-    from mha.convert import verify
-
-    monkeypatch.setattr(
-        verify, "_subjects", lambda *_: [type("Asked", (verify._Numpy,), {"prepare": _noting(asked)})()]
-    )
+    asked, ask = [], verify.ask
+    monkeypatch.setattr(verify, "ask", lambda subject, given: asked.append(given.inputs) or ask(subject, given))
     done = convert(source, to_layout="keras", out=out, every=True)
     assert [layer.standing.causal for layer in done.layers] == [False, True, False]
     assert [layer.causal_call for layer in done.layers] == ["", "use_causal_mask=True", ""]
@@ -54,26 +51,7 @@ def test_the_table_the_lines_the_json_and_the_file_say_it(tmp_path, monkeypatch)
     assert sum("yes" in line for line in shown.splitlines()) == 1
 
 
-def _noting(asked):
-    from mha.convert import verify
-
-    def prepare(self, config, weights):
-        run = verify._Numpy.prepare(self, config, weights)
-
-        def noted(inputs):
-            asked.append(inputs)
-            return run(inputs)
-
-        return noted
-
-    return prepare
-
-
 def test_a_recorded_call_says_it_too(tmp_path):
-    from mha_core import AttentionConfig, AttentionInputs, AttentionMask, reference
-    from tests.mha.convert.weight_files import weights_of
-
-    config = AttentionConfig(12, 3, bias=True)
     save_file(arrays_of("torch"), tmp_path / "t.safetensors")
     x = np.random.default_rng(0).normal(size=(2, 5, 12))
     for mask, said in (
@@ -84,7 +62,7 @@ def test_a_recorded_call_says_it_too(tmp_path):
         ({}, True),  # the record does not say: the causal mask fits
     ):
         of = AttentionMask(causal=True) if not mask else AttentionMask(**mask)
-        output = reference.run(config, weights_of(config, 0), AttentionInputs(x, x, x, of)).output
+        output = reference.run(CONFIG, weights_of(CONFIG, 0), AttentionInputs(x, x, x, of)).output
         np.savez(tmp_path / "call.npz", queries=x, output=output, **mask)
         options = {"num_heads": 3, "recorded": tmp_path / "call.npz", "force": True}
         (layer,) = convert(tmp_path / "t.safetensors", to_layout="keras", out=tmp_path / "o.npz", **options).layers
@@ -103,18 +81,13 @@ def test_a_keras_archive_says_it_by_its_call(tmp_path):
     keras.Model(x, y).save(path)
     done = convert(path, to_layout="torch", out=tmp_path / "o.npz", every=True)
     assert [layer.standing.causal for layer in done.layers] == [False, True, None]
-    with zipfile.ZipFile(path) as archive:
-        assert "use_causal_mask" in archive.read("config.json").decode()
-
-
-# What is said is so -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_earlier_outputs_stay_where_a_later_token_changes(model_type):
-    """Of every layer of a small model of each type: that is so just where the family says that the layer is causal."""
+    """Just where the family says that a layer is causal."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.mha.convert.known_models import batch_of, model_of
@@ -155,10 +128,7 @@ def _is_causal(model, module, batch):
         def seen(_, args, output):
             outputs.append((output[0] if isinstance(output, tuple) else output)[:, :2].clone())
 
-        handles = [
-            module.register_forward_pre_hook(changed, with_kwargs=True),
-            module.register_forward_hook(seen),
-        ]
+        handles = [module.register_forward_pre_hook(changed, with_kwargs=True), module.register_forward_hook(seen)]
         with torch.no_grad():
             model(**{key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in batch.items()})
         for handle in handles:

@@ -88,10 +88,7 @@ OLD = {
     "stablelm": ({"rope_theta": 700, "partial_rotary_factor": 0.25}, (700.0, None)),
     "gemma3_text": ({"rope_theta": 900.0, "rope_local_base_freq": 700.0}, (700.0, None)),
     "phi3:long": (
-        {
-            "rope_theta": 700.0,
-            "rope_scaling": {"type": "su", "original_max_position_embeddings": 6, **SHORT_AND_LONG},
-        },
+        {"rope_theta": 700.0, "rope_scaling": {"type": "su", "original_max_position_embeddings": 6, **SHORT_AND_LONG}},
         (700.0, "longrope"),
     ),
 }

@@ -24,21 +24,12 @@ from tests.mha.convert.weight_files import (
     arrays_of,
     assert_holds,
     mha,
+    refused,
     two_layers,
-    verify_in_numpy,
     weights_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def without_frameworks(monkeypatch):
-    verify_in_numpy(monkeypatch)
-
-
-@pytest.fixture
-def source(tmp_path):
-    save_file(two_layers("torch"), tmp_path / "source.safetensors")
-    return tmp_path / "source.safetensors"
+pytestmark = pytest.mark.usefixtures("without_frameworks")
 
 
 def inputs_of(length=5, keys=7, seed=0, mask=None, dtype="float32"):
@@ -86,10 +77,8 @@ def test_of_layouts_that_names_leave_open_the_one_that_gives_what_was_recorded_i
     result = mha(*arguments, "--moved", "--num-heads", 3)
     assert result.exit_code == 2
     assert "fits several layouts; say which (--from): gpt-bigcode, nanogpt. A recorded call" in result.output
-    result = mha(*arguments, "--moved")
-    assert (
-        "(--from): gpt-bigcode, nanogpt, and how many heads there are (--num-heads). A recorded call" in result.output
-    )
+    heads_too = "gpt-bigcode, nanogpt, and how many heads there are (--num-heads). A recorded call"
+    assert heads_too in mha(*arguments, "--moved").output
     calls = record(tmp_path / "calls.safetensors", (PREFIXES[1], 1), (PREFIXES[0], 0))
     result = mha(*arguments, "--recorded", calls)
     assert result.exit_code == 0, result.output
@@ -121,23 +110,12 @@ def test_a_scale_that_was_recorded_becomes_the_layers(scale, tmp_path):
     calls = record(tmp_path / "calls.safetensors", ("attn", 0), config=config)
     convert(tmp_path / "a.safetensors", to_layout="canonical", out=tmp_path / "b.safetensors", recorded=calls)
     assert load_weights(tmp_path / "b.safetensors")[0] == config
-    with pytest.raises(SpecError, match=f"Got scale={scale}"):
-        convert(tmp_path / "a.safetensors", to_layout="torch", out=tmp_path / "b.npz", recorded=calls)
+    refused(tmp_path / "a.safetensors", f"Got scale={scale}", to_layout="torch", recorded=calls)
     call = Recording.load(calls).calls[0]
-    np.savez(
-        tmp_path / "c.npz",
-        **{"queries": call.inputs.queries, "keys": call.inputs.keys, "output": call.outputs["output"], "causal": False},
-        valid_lens=call.inputs.mask.valid_lens,
-        values=call.inputs.values,
-    )
-    with pytest.raises(VerificationFailed, match="the layer does not give what was recorded of it: output"):
-        convert(
-            tmp_path / "a.safetensors",
-            to_layout="bert",
-            out=tmp_path / "b.npz",
-            recorded=tmp_path / "c.npz",
-            num_heads=3,
-        )
+    given = {name: getattr(call.inputs, name) for name in ("queries", "keys", "values")}
+    np.savez(tmp_path / "c.npz", **given, **call.outputs, causal=False, valid_lens=call.inputs.mask.valid_lens)
+    asked = {"to_layout": "bert", "recorded": tmp_path / "c.npz", "num_heads": 3, "error": VerificationFailed}
+    refused(tmp_path / "a.safetensors", "the layer does not give what was recorded of it: output", **asked)
 
 
 @pytest.mark.parametrize("causal", [True, False, None])
@@ -149,15 +127,14 @@ def test_one_call_as_infer_takes_it_proves_one_layer(causal, tmp_path):
     np.savez(tmp_path / "call.npz", queries=x, output=output, **({} if causal is None else {"causal": causal}))
     more = {"recorded": tmp_path / "call.npz", "num_heads": 3}
     done = convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", **more)
-    words = {None: " with the mask 'causal'", True: " with the mask 'causal'", False: " with the mask 'no mask'"}
+    words = "no mask" if causal is False else "causal"
     assert done.layers[0].standing.word == "proved"
-    assert f"1 recorded call in float32 reproduced{words[causal]}" in done.layers[0].standing.why
+    assert f"1 recorded call in float32 reproduced with the mask '{words}'" in done.layers[0].standing.why
     with pytest.raises(VerificationFailed):
         convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "c.npz", **{**more, "num_heads": 6})
     wide = AttentionConfig(18, 3, bias=True)
     save_file(arrays_of("torch", wide), tmp_path / "a.safetensors")
-    with pytest.raises(SpecError, match="12"):
-        convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "c.npz", **more)
+    refused(tmp_path / "a.safetensors", "12", to_layout="bert", **more)
     assert not (tmp_path / "c.npz").exists()
 
 
@@ -175,25 +152,22 @@ def test_a_call_so_small_that_a_matrix_does_not_show_proves_nothing(tmp_path):
     output = reference.run(CONFIG, weights, inputs).output.astype("float32")
     np.savez(tmp_path / "c.npz", queries=inputs.queries, keys=inputs.keys, values=inputs.values, output=output)
     save_file({name: array.astype("float32") for name, array in turned.items()}, tmp_path / "a.safetensors")
-    with pytest.raises(SpecError, match=r"proves nothing: (q|k)_proj.weight of half the size would give the same"):
-        convert(tmp_path / "a.safetensors", **arguments)
+    said = r"proves nothing: (q|k)_proj.weight of half the size would give the same"
+    refused(tmp_path / "a.safetensors", said, **arguments)
 
 
 def test_a_call_that_could_not_show_another_scale_proves_nothing(source, tmp_path):
     calls = record(tmp_path / "calls.safetensors", ("layers.0.attn", 0), inputs=inputs_of(1, 1))
     arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "prefix": PREFIXES[0], "recorded": calls}
-    with pytest.raises(SpecError, match=r"of encoder.layers.0.attn proves nothing: scores of half the size"):
-        convert(source, **arguments)
-    with pytest.raises(SpecError, match="proves nothing"):
-        convert(source, **arguments, moved=True)
+    refused(source, r"of encoder.layers.0.attn proves nothing: scores of half the size", **arguments)
+    refused(source, "proves nothing", **arguments, moved=True)
     assert not (tmp_path / "o.npz").exists()
 
 
 def test_what_was_not_recorded_is_refused_or_moved(source, tmp_path):
     calls = record(tmp_path / "calls.safetensors", (PREFIXES[1], 1))
     arguments = {"to_layout": "bert", "out": tmp_path / "o.npz", "every": True, "num_heads": 3, "recorded": calls}
-    with pytest.raises(SpecError, match=r"the layer at prefix 'encoder.layers.0.attn' is neither proved nor known"):
-        convert(source, **arguments)
+    refused(source, r"the layer at prefix 'encoder.layers.0.attn' is neither proved nor known", **arguments)
     done = convert(source, **arguments, moved=True)
     assert [layer.standing.word for layer in done.layers] == ["moved", "proved"]
 
@@ -208,8 +182,7 @@ def test_what_was_not_recorded_is_refused_or_moved(source, tmp_path):
 )
 def test_layers_that_do_not_pair_are_refused(names, message, source, tmp_path):
     calls = record(tmp_path / "calls.safetensors", *((name, seed) for seed, name in enumerate(names)))
-    with pytest.raises(SpecError, match=message):
-        convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=calls)
+    refused(source, message, to_layout="bert", every=True, recorded=calls)
 
 
 def test_layers_of_other_names_go_by_their_order(tmp_path):
@@ -243,16 +216,14 @@ def test_a_large_call_is_judged_piece_by_piece(bias, source, tmp_path, monkeypat
 
 @pytest.mark.parametrize(("name", "message"), [("none.npz", "there is no file"), ("source.safetensors", "a record")])
 def test_what_is_no_recording_is_refused(name, message, source, tmp_path):
-    with pytest.raises(SpecError, match=message):
-        convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=tmp_path / name)
+    refused(source, message, to_layout="bert", every=True, recorded=tmp_path / name)
 
 
 def test_what_is_wrong_in_a_file_of_calls_names_the_file(source, tmp_path):
     path, x = tmp_path / "calls.npz", inputs_of().queries
     for names, words in (({"x": x}, "a record has no array 'x'"), ({"a/0/x": x}, "a/0: a record has no array 'x'")):
         np.savez(path, **names)
-        with pytest.raises(SpecError, match=f"^{re.escape(str(path))}: {words}"):
-            convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=path)
+        refused(source, f"^{re.escape(str(path))}: {words}", to_layout="bert", every=True, recorded=path)
     np.savez(path, x=x)
     result = mha(source, "--infer", "--recorded", path)
     assert (result.exit_code, f"{path}: a record has no array 'x'" in result.output.replace("\n", "")) == (2, True)
@@ -264,21 +235,35 @@ def test_a_file_of_ours_knows_no_more_than_what_was_known_when_it_was_written(so
     arguments = {"to_layout": "canonical", "prefix": PREFIXES[0], "num_heads": 3}
     convert(source, out=moved, moved=True, **arguments)
     convert(source, out=proved, recorded=calls, **arguments)
-    with pytest.raises(
-        SpecError, match="neither proved nor known: mha convert wrote it and says: moved, as layout can"
-    ):
-        convert(moved, to_layout="bert", out=tmp_path / "o.npz")
+    refused(moved, "neither proved nor known: mha convert wrote it and says: moved, as layout can", to_layout="bert")
     done = convert(proved, to_layout="bert", out=again)
     assert done.layers[0].standing.word == "known"
     assert "mha convert wrote it and says: proved, 1 recorded call in float32" in done.layers[0].standing.why
     assert convert(again, to_layout="torch", out=tmp_path / "o.npz").layers[0].standing.word == "known"
     save_file(load_file(again), again)
-    with pytest.raises(SpecError, match="neither proved nor known: there is no config.json beside it"):
-        convert(again, to_layout="torch", out=tmp_path / "o.npz", force=True)
+    refused(again, "neither proved nor known: there is no config.json beside it", to_layout="torch", force=True)
 
 
-def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
-    """What safetensors' NumPy writer makes of W.T: the shape of the view, and the numbers as the array holds them."""
+def named(role, kind):
+    return f"{PREFIXES[0]}.self.{role}.{kind}"
+
+
+def packings(held):
+    """Rows in the order k, q, v, and rows head by head, in place of those of the first layer."""
+    turned, packed, roles = {}, {}, ("query", "key", "value")
+    for kind in ("weight", "bias"):
+        own = [held[named(role, kind)] for role in roles]
+        heads = np.stack([array.reshape(3, -1, *array.shape[1:]) for array in own], 1)
+        thirds = np.split(heads.reshape(-1, *heads.shape[3:]), 3)
+        for role, exchanged, third in zip(roles, (own[1], own[0], own[2]), thirds, strict=True):
+            turned[named(role, kind)], packed[named(role, kind)] = exchanged, third
+    return turned, packed
+
+
+def test_what_a_file_would_prove_if_it_were_read_otherwise_is_named(tmp_path):
+    """Matrices in the memory of their transposes, as safetensors' NumPy writer makes of W.T: the shape of the view, and
+    the numbers as the array holds them; and rows in another order, beside biases as they are due, or the reverse.
+    """
     held = two_layers("bert")
     calls = record(tmp_path / "calls.safetensors", (PREFIXES[0], 0), (PREFIXES[1], 1))
 
@@ -293,47 +278,27 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     assert "\nIt does with each matrix transposed: the file has them as (in, out) where" in message(views)
     kernels = {name: np.ascontiguousarray(x.T) for name, x in held.items()}
     assert message(kernels) == message(views)  # the bytes are the same
-    assert "each matrix" not in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
-    name = f"{PREFIXES[0]}.self.key.weight"
-    assert name in held
-    assert "\nIt does with k_proj.weight transposed: " in message({**held, name: np.ascontiguousarray(held[name].T)})
-    assert "Is the call of these very weights? " in message(
-        {name: np.ascontiguousarray(x[::-1]) for name, x in held.items()}
-    )
+    backwards = message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
+    assert "each matrix" not in backwards
+    assert "Is the call of these very weights? " in backwards
     assert "\nIt does with num_heads=3, not 4" in message(held, num_heads=4)
     assert "\nIt does with num_heads=3, not 6, and with each matrix transposed: " in message(kernels, num_heads=6)
+    turned, packed = packings(held)
 
-    def named(role, kind):
-        return f"{PREFIXES[0]}.self.{role}.{kind}"
+    def of(kind, arrays):
+        return {name: array for name, array in arrays.items() if name.endswith(kind)}
 
-    roles, kinds = ("query", "key", "value"), ("weight", "bias")
-    turned = {
-        named(at, k): held[named(own, k)]
-        for at, own in zip(roles, ("key", "query", "value"), strict=True)
-        for k in kinds
-    }
-    assert "\nIt does with the rows in the order k, q, v, not q, k, v: add --infer" in message({**held, **turned})
-    packed = dict(held)
-    for kind in kinds:
-        heads = np.stack(
-            [held[named(role, kind)].reshape(3, -1, *held[named(role, kind)].shape[1:]) for role in roles], 1
-        )
-        rows = heads.reshape(-1, *heads.shape[3:])
-        packed |= {
-            named(role, kind): rows[i * len(rows) // 3 : (i + 1) * len(rows) // 3] for i, role in enumerate(roles)
-        }
-    assert "\nIt does with the rows packed head by head, (heads, 3, head_dim), not in three blocks" in message(packed)
-    # Weights in another order, and biases as they are due; then the reverse.
-    weights = {name: array for name, array in turned.items() if name.endswith("weight")}
-    assert "\nIt does with the rows of the weights alone in the order k, q, v, not q, k" in message({**held, **weights})
-    own = {name: array for name, array in packed.items() if ".self." in name and name.endswith("weight")}
-    assert "\nIt does with the rows of the weights alone packed head by head, " in message({**held, **own})
-    biases = {name: array for name, array in packed.items() if ".self." in name and name.endswith("bias")}
-    assert "\nIt does with the rows of the biases alone packed head by head, " in message({**held, **biases})
-    name = f"{PREFIXES[0]}.output.dense.bias"
-    assert "\nIt does with one vector more in every row of the output: out_proj.bias or v_proj.bias is another" in (
-        message({**held, name: held[name] + 1})
-    )
+    key, bias = named("key", "weight"), f"{PREFIXES[0]}.output.dense.bias"
+    for changed, said in (
+        ({key: np.ascontiguousarray(held[key].T)}, "k_proj.weight transposed: "),
+        (turned, "the rows in the order k, q, v, not q, k, v: add --infer"),
+        (packed, "the rows packed head by head, (heads, 3, head_dim), not in three blocks"),
+        (of("weight", turned), "the rows of the weights alone in the order k, q, v, not q, k"),
+        (of("weight", packed), "the rows of the weights alone packed head by head, "),
+        (of("bias", packed), "the rows of the biases alone packed head by head, "),
+        ({bias: held[bias] + 1}, "one vector more in every row of the output: out_proj.bias or v_proj.bias is another"),
+    ):
+        assert f"\nIt does with {said}" in message({**held, **changed})
 
     held, x = arrays_of("canonical", GROUPED), np.random.default_rng(2).normal(size=(2, 5, 20)).astype("float32")
     calls = record(tmp_path / "two.safetensors", ("attn", 0), inputs=AttentionInputs(x, x, x), config=GROUPED)
@@ -368,9 +333,8 @@ def test_what_capture_wrote_of_one_layer_is_taken_by_infer(tmp_path):
     np.testing.assert_array_equal(mask.valid_lens, call.inputs.mask.valid_lens)
     np.testing.assert_array_equal(found.output, call.outputs["output"])
     both = record(tmp_path / "both.safetensors", (PREFIXES[0], 0), (PREFIXES[1], 1))
-    with pytest.raises(
-        SpecError, match="holds calls of 2 layers .*, and one is to be found: record it alone, mha.capture"
-    ):
+    said = "holds calls of 2 layers .*, and one is to be found: record it alone, mha.capture"
+    with pytest.raises(SpecError, match=said):
         observed_in(both)
     save_file(two_layers("bert"), tmp_path / "model.safetensors")
     result = mha(tmp_path / "model.safetensors", "--infer", "--recorded", one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
@@ -10,7 +11,7 @@ import mha.convert.verify as verify
 from mha.cli.porter.convert import convert as command
 from mha.convert.convert import convert
 from mha.formats import create, format_of, open_checkpoint
-from mha_core import AttentionConfig, init_weights
+from mha_core import AttentionConfig, SpecError, init_weights
 from mha_core.layouts import get
 
 CONFIG = AttentionConfig(12, 3, bias=True)
@@ -59,6 +60,14 @@ def assert_holds(path, wanted):
 def move(source, **arguments):
     """`convert` for tests of bits alone: what the original computes is neither proved nor known."""
     return convert(source, moved=True, **arguments)
+
+
+def refused(source, message, *, error=SpecError, to_layout="canonical", out=None, **arguments):
+    """Nothing is written, for this reason."""
+    target = source.parent / "refused.npz" if out is None else out
+    with pytest.raises(error, match=message):
+        convert(source, to_layout=to_layout, out=target, **arguments)
+    assert out is not None or not target.exists()
 
 
 def mha(*arguments):

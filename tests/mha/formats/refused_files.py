@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mha.formats import open_checkpoint
 from mha_core import SpecError
-
-
-def read(path):
-    with open_checkpoint(path) as checkpoint:
-        return {name: checkpoint.array(name) for name in checkpoint.entries}
+from tests.mha.formats.some_files import read
 
 
 def refusal(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from mha.formats import FORMATS, open_checkpoint
 from mha_core import SpecError
+from tests.mha.formats.refused_files import refusal
 from tests.mha.formats.some_files import BFLOAT16, NEEDS, WRITABLE, assert_same, numbers, read, some_arrays, write
 
 
@@ -38,9 +40,6 @@ def test_a_transposed_view_is_written_as_it_reads(form, tmp_path):
     np.testing.assert_array_equal(read(path)["attn/query/kernel"], array)
 
 
-# Damage and disguise --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
 def test_a_file_cut_anywhere_is_refused_in_one_line(form, tmp_path):
     pytest.importorskip(NEEDS.get(form.name, "numpy"))
@@ -48,9 +47,7 @@ def test_a_file_cut_anywhere_is_refused_in_one_line(form, tmp_path):
     path = tmp_path / f"cut{form.suffixes[0]}"
     for length in (0, 1, 7, 15, 40, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(SpecError, match="is not a whole .* file|can't be read") as caught:
-            read(path)
-        assert "\n" not in str(caught.value)
+        assert re.search("is not a whole .* file|can't be read", refusal(path))
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -62,8 +59,7 @@ def test_another_format_than_the_suffix_says_is_refused(form, other, tmp_path):
     suffix = next(known.suffixes[0] for known in FORMATS if known.name == other)
     path = tmp_path / f"file{form.suffixes[0]}"
     path.write_bytes(write(tmp_path / f"real{suffix}", some_arrays()).read_bytes())
-    with pytest.raises(SpecError, match="is not a whole"):
-        read(path)
+    assert "is not a whole" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -80,25 +76,24 @@ def test_another_format_than_the_suffix_says_is_refused(form, other, tmp_path):
 )
 def test_a_refusal_says_what_the_file_looks_like(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(SpecError) as caught:
-        read(tmp_path / name)
-    assert message in str(caught.value)
+    assert message in refusal(tmp_path / name)
 
 
 def test_an_archive_under_another_name_is_told_what_to_be_called(tmp_path):
     for suffix, form in ((".npz", "npz"), (".pt", "torch")):
         path = tmp_path / f"{form}.safetensors"
         path.write_bytes(write(tmp_path / f"real{suffix}", some_arrays()).read_bytes())
-        with pytest.raises(SpecError, match=rf"it looks like zip archive of \w+.*: rename it {form}{suffix}$"):
-            read(path)
+        assert re.search(rf"it looks like zip archive of \w+.*: rename it {form}{suffix}$", refusal(path))
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
-    with pytest.raises(SpecError, match="there is no file"):
-        read(tmp_path / "none.npz")
+    assert "there is no file" in refusal(tmp_path / "none.npz")
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(SpecError, match="folder.npz has no file of weights"):
-        read(tmp_path / "folder.npz")
+    assert "folder.npz has no file of weights" in refusal(tmp_path / "folder.npz")
+    (tmp_path / "model.safetensors").touch()
+    said = refusal(tmp_path / "model.safetensor")
+    assert said.startswith("no such file: ")
+    assert "model.safetensor; did you mean model.safetensors" in said
 
 
 @pytest.mark.parametrize(
@@ -110,10 +105,8 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(name, package, 
     monkeypatch.setitem(sys.modules, package, None)
     for reader in ("keras", "hdf5", "flax", "pytorch"):
         monkeypatch.delitem(sys.modules, f"mha.formats.readers.{reader}", raising=False)
-    with pytest.raises(
-        SpecError, match=f"need the package '{package}', which is not installed: pip install '.*{extra}"
-    ):
-        read(tmp_path / name)
+    said = f"need the package '{package}', which is not installed: pip install '.*{extra}"
+    assert re.search(said, refusal(tmp_path / name))
 
 
 class Malicious:
@@ -135,12 +128,10 @@ def test_a_pickle_with_code_is_refused_and_not_run(how, tmp_path):
     else:
         content = {"w": torch.ones(2), "x": Malicious(mark)} if how == "inside a state_dict" else Malicious(mark)
         torch.save(content, path, _use_new_zipfile_serialization=how != "legacy")
-    with pytest.raises(SpecError) as caught:
-        read(path)
+    said = refusal(path)
     assert not mark.exists()
-    assert "holds io.open, which is no tensor: reading it would run code" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert "weights_only" not in str(caught.value), "nobody is advised to switch the safety off"
+    assert "holds io.open, which is no tensor: reading it would run code" in said
+    assert "weights_only" not in said, "nobody is advised to switch the safety off"
 
 
 def test_a_pytorch_whose_safe_reader_can_run_code_is_given_no_file(tmp_path, monkeypatch):
@@ -148,43 +139,33 @@ def test_a_pytorch_whose_safe_reader_can_run_code_is_given_no_file(tmp_path, mon
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
     monkeypatch.setattr(torch, "load", None)
-    with pytest.raises(SpecError, match=r"PyTorch 2\.10 or later must read it.* Got 2\.9\.1: pip install -U torch"):
-        read(tmp_path / "a.pt")
+    said = r"PyTorch 2\.10 or later must read it.* Got 2\.9\.1: pip install -U torch"
+    assert re.search(said, refusal(tmp_path / "a.pt"))
 
 
 def test_what_a_program_allows_pytorch_is_refused_all_the_same(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"w": torch.ones(2), "x": Malicious(tmp_path / "mark")}, tmp_path / "a.pt")
-    with torch.serialization.safe_globals([open]), pytest.raises(SpecError, match="holds io.open, which is no tensor"):
-        read(tmp_path / "a.pt")
+    with torch.serialization.safe_globals([open]):
+        assert "holds io.open, which is no tensor" in refusal(tmp_path / "a.pt")
     assert not (tmp_path / "mark").exists()
 
 
 def test_an_npz_that_is_cut_off_is_said_to_be(tmp_path):
     path = tmp_path / "cut.npz"
     np.savez(path, w=np.arange(900.0))
-    path.write_bytes(path.read_bytes()[:5000])
-    cut = "cut.npz is not a whole npz file: it is cut off, at 5,000 bytes: write, copy or download it again$"
-    with pytest.raises(SpecError, match=cut):
-        read(path)
-
-
-def test_an_npz_that_is_damaged_is_not_said_to_be_cut_off(tmp_path):
-    path = tmp_path / "damaged.npz"
-    np.savez(path, w=np.arange(900.0))
-    data = bytearray(path.read_bytes())
-    data[4000] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(SpecError) as raised:
-        read(path)
-    assert "cut off" not in str(raised.value)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4000] + b"damage" + whole[4006:])
+    assert "Bad CRC-32" in refusal(path)
+    path.write_bytes(whole[:5000])
+    cut = "cut.npz is not a whole npz file: it is cut off, at 5,000 bytes: write, copy or download it again"
+    assert refusal(path).endswith(cut)
 
 
 def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "file.npz"
     np.savez(path, w=np.array([Malicious(mark)], dtype=object))
-    with pytest.raises(SpecError, match="w.npy holds pickled objects, whose reading could run code; it is refused"):
-        read(path)
+    assert "w.npy holds pickled objects, whose reading could run code; it is refused" in refusal(path)
     assert not mark.exists()
 
 
@@ -195,9 +176,3 @@ def test_arrays_of_other_dtypes_are_listed_and_refused_when_read(tmp_path):
         assert checkpoint.entries["counts"].dtype == "int64"
         with pytest.raises(SpecError, match="counts must be of float64, float32, float16, bfloat16. Got int64"):
             checkpoint.array("counts")
-
-
-def test_a_file_of_nearly_this_name_is_offered(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(SpecError, match="no such file: .*model.safetensor; did you mean model.safetensors"):
-        read(tmp_path / "model.safetensor")

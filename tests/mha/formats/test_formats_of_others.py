@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
 import zipfile
@@ -11,25 +10,19 @@ import h5py
 import numpy as np
 import pytest
 
-from mha_core import SpecError
-from tests.mha.formats.some_files import BFLOAT16, assert_same, numbers, read, some_arrays, write
-
-# What other programs write and read -----------------------------------------------------------------------
+from tests.mha.formats.refused_files import refusal
+from tests.mha.formats.some_files import BFLOAT16, assert_same, numbers, read, write
 
 
-def test_npz_of_other_byte_order_is_read_in_this_machines(tmp_path):
+def test_npz_of_other_byte_order_is_read_and_a_member_shorter_than_its_shape_refused(tmp_path):
     array = numbers(3, 2)
     np.savez_compressed(tmp_path / "file.npz", w=array.astype(">f4"))
     assert_same(read(tmp_path / "file.npz"), {"w": array})
-
-
-def test_an_npz_member_shorter_than_its_shape_is_refused(tmp_path):
     buffer = io.BytesIO()
     np.save(buffer, numbers(3, 2))
     with zipfile.ZipFile(tmp_path / "file.npz", "w") as archive:
         archive.writestr("w.npy", buffer.getvalue()[:-4])
-    with pytest.raises(SpecError, match="w.npy is not as long as its shape says"):
-        read(tmp_path / "file.npz")
+    assert "w.npy is not as long as its shape says" in refusal(tmp_path / "file.npz")
 
 
 def test_state_dicts_in_dicts_and_old_files_are_read_without_copies_of_other_things(tmp_path):
@@ -92,10 +85,12 @@ def test_mxnet_files_of_every_kind_are_read_and_ours_are_loaded(tmp_path):
     np.testing.assert_array_equal(layer.weight.data().asnumpy(), wanted["weight"] + 1)
 
 
-def params_with(*, magic=0xF993FAC9, storage=0, shape=(2,), dtype=0, numbers_=b"\0" * 8, count=1):
-    array = struct.pack("<Ii", magic, storage) + struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+def params_with(
+    *, magic=0xF993FAC9, storage=0, shape=(2,), ndim=1, dtype=0, numbers_=b"\0" * 8, count=1, name=b"w", length=1
+):
+    array = struct.pack("<Ii", magic, storage) + struct.pack(f"<i{len(shape)}q", ndim * len(shape), *shape)
     array += struct.pack("<iii", 1, 0, dtype) + numbers_
-    return struct.pack("<QQQ", 0x112, 0, count) + array + struct.pack("<QQ", 1, 1) + b"w"
+    return struct.pack("<QQQ", 0x112, 0, count) + array + struct.pack("<QQ", 1, length) + name
 
 
 @pytest.mark.parametrize(
@@ -107,6 +102,10 @@ def params_with(*, magic=0xF993FAC9, storage=0, shape=(2,), dtype=0, numbers_=b"
         ({"shape": (-2,)}, "there must be a shape and a dtype. Got (-2,) and 0."),
         ({"dtype": 12}, "there must be a shape and a dtype. Got (2,) and 12."),
         ({"count": 2**60}, "it can't hold 1152921504606846976 arrays"),
+        ({"ndim": 40}, "there must be a number of axes. Got 40."),
+        ({"name": b"\xff"}, "a name is not text: "),
+        ({"length": 2}, "it ends early"),
+        ({"length": 2**40}, "a name can't be 1099511627776 bytes long"),
         ({"numbers_": b"\0" * 4}, "it ends early|it holds 1 arrays and|a name can't be"),
     ],
 )
@@ -115,28 +114,15 @@ def test_damaged_mxnet_files_say_where(damage, message, tmp_path):
     path.write_bytes(params_with())
     assert_same(read(path), {"w": np.zeros(2, "float32")})
     path.write_bytes(params_with(**damage))
-    with pytest.raises(SpecError, match="is not a whole MXNet params file") as caught:
-        read(path)
-    assert any(part in str(caught.value) for part in message.split("|"))
-
-
-def test_damaged_bytes_of_an_mxnet_file_never_raise_anything_else(tmp_path):
-    whole = bytearray(write(tmp_path / "whole.params", some_arrays()).read_bytes())
-    path = tmp_path / "file.params"
-    rng = np.random.default_rng(3)
-    for _ in range(200):
-        damaged = bytearray(whole)
-        damaged[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
-        path.write_bytes(damaged)
-        with contextlib.suppress(SpecError):
-            read(path)
+    said = refusal(path)
+    assert "is not a whole MXNet params file" in said
+    assert any(part in said for part in message.split("|"))
 
 
 def test_keras_2_files_are_refused_in_words(tmp_path):
     with h5py.File(tmp_path / "file.weights.h5", "w") as file:
         file.attrs["layer_names"] = ["attn"]
-    with pytest.raises(SpecError, match="it holds no variables of layers as Keras 3 keeps them"):
-        read(tmp_path / "file.weights.h5")
+    assert "it holds no variables of layers as Keras 3 keeps them" in refusal(tmp_path / "file.weights.h5")
 
 
 # Keras itself converts TensorFlow's variables so while it saves, which NumPy 2 deprecates.

@@ -7,8 +7,6 @@ import json
 import pickle
 import re
 import struct
-import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
 
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from mha.cli.common import says
@@ -24,14 +21,10 @@ from mha.cli.porter.replay import replay
 from mha.convert.convert import convert
 from mha.formats import open_checkpoint
 from mha.infer import Observed
-from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
-from mha_core.reference import pipeline as reference
-from mha_core.weights import save_weights
-from tests.mha.convert.weight_files import arrays_of, weights_of, write
+from mha_core import AttentionConfig, SpecError
+from tests.mha.convert.weight_files import arrays_of, refused, weights_of, write
 from tests.mha.formats.refused_files import refusal
-
-# PyTorch's pickles -------------------------------------------------------------------------------------------
+from tests.mha.recordings.wrong_ports import MASKS, layer_of, recording_of
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -88,8 +81,7 @@ def test_a_misspelt_bias_is_no_missing_one(name, tmp_path):
     meant = "attn.v_proj.bias" if "v" in name else "attn.q_proj.bias"
     arrays[name] = arrays.pop(meant)
     path = write(tmp_path / "a.safetensors", arrays, "canonical")
-    with pytest.raises(SpecError, match=f"lacks {meant}, and there is '{name}': misspelt, or damaged"):
-        convert(path, to_layout="canonical", out=tmp_path / "b.npz", num_heads=3)
+    refused(path, f"lacks {meant}, and there is '{name}': misspelt, or damaged", num_heads=3)
     assert not (tmp_path / "b.npz").exists()
 
 
@@ -101,8 +93,7 @@ def test_a_bias_that_is_no_array_is_not_passed_over(tmp_path):
         layer.setdefault(part, {})[own] = array
     layer["key"]["bias"] = 7
     (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize({"attn": layer}))
-    with pytest.raises(SpecError, match="lacks attn/key/bias, and what has that name is no array"):
-        convert(tmp_path / "a.msgpack", to_layout="canonical", out=tmp_path / "b.npz")
+    refused(tmp_path / "a.msgpack", "lacks attn/key/bias, and what has that name is no array")
 
 
 def test_a_bias_that_the_config_in_the_file_does_not_have_is_refused(tmp_path):
@@ -110,8 +101,7 @@ def test_a_bias_that_the_config_in_the_file_does_not_have_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     arrays = {**weights_of(config, 0), "q_proj.bias": np.ones(12, "f4")}
     save_file(arrays, path, metadata={"mha_config": json.dumps(config.to_dict())})
-    with pytest.raises(SpecError, match="weights hold 'q_proj.bias', which this config does not have"):
-        convert(path, to_layout="canonical", out=tmp_path / "b.npz")
+    refused(path, "weights hold 'q_proj.bias', which this config does not have")
 
 
 @pytest.mark.parametrize(
@@ -132,18 +122,16 @@ def test_one_damaged_byte_beside_the_numbers_of_hdf5_gives_no_others(byte, messa
     data = bytearray(path.read_bytes())
     kept = data.index(struct.pack("<QQ", start, 48), header)  # where the header keeps the address and the length
     type_of_float32 = data.index(b"\x11\x20\x1f\x00\x04\x00\x00\x00", header)
-    place = {
-        "address": kept,
-        "order": type_of_float32 + 1,
-        "shape": data.index(struct.pack("<QQ", 3, 4), header),
-        "exponent": type_of_float32 + 16,
+    shape = data.index(struct.pack("<QQ", 3, 4), header)
+    place, value = {
+        "address": (kept, data[kept] ^ 0x80),
+        "order": (type_of_float32 + 1, 0x21),
+        "shape": (shape, 2),
+        "exponent": (type_of_float32 + 16, data[type_of_float32 + 16] ^ 1),
     }[byte]
-    data[place] = {"address": data[kept] ^ 0x80, "order": 0x21, "shape": 2, "exponent": data[place] ^ 1}[byte]
+    data[place] = value
     path.write_bytes(data)
     assert re.search(message, refusal(path))
-
-
-# One recorded call -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -164,45 +152,6 @@ def test_no_number_is_taken_for_a_flag_or_an_integer(field, value, message, tmp_
         Observed.load(tmp_path / "call.npz")
 
 
-def edited_recording(path, change):
-    config = AttentionConfig(6, 2)
-    x = np.random.default_rng(0).normal(size=(1, 3, 6))
-    layer = RecordedLayer("attn", "mine.Attention", "float64", config, init_weights(config, 0))
-    inputs = AttentionInputs(x, x, x, AttentionMask(causal=True, query_offset=1))
-    call = RecordedCall(0, inputs, {"output": reference.run(config, layer.weights, inputs).output})
-    Recording((layer,), (call,), {"mine": "1"}).save(path, overwrite=True)
-    with safe_open(path, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-        description = json.loads(file.metadata()["mha_recording"])
-    change(description)
-    save_file(arrays, path, metadata={"mha_recording": json.dumps(description)})
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: d["calls"][0]["mask"].update(query_offset=1.7), "query_offset must be an"),
-        (lambda d: d["calls"][0]["mask"].update(causal=1), "causal must be True or False"),
-        (lambda d: d["calls"][0].update(layer=False), "one of 1 layers by position. Got False"),
-        (lambda d: d.update(format=True), "its format must be a positive integer. Got True"),
-        (lambda d: d["layers"][0].update(name="a\x1b[2J"), "must be a printable text"),
-        (lambda d: d["layers"][0].update(kind="x" * 5000), "must be a printable text of at most 1000 characters"),
-        (lambda d: d["versions"].update(mine=1), "a version must be a printable text"),
-        (lambda d: d["layers"][0]["config"].update(scale=10**400), "beyond the range of integers"),
-        (lambda d: d["calls"][0]["outputs"]["output"].update({"as": "float8"}), "by its name, and as bfloat16"),
-        (lambda d: d["calls"][0].update(inputs=[]), "can't be used"),
-        (lambda d: d.update(layers=[[]]), "can't be used"),
-    ],
-)
-def test_every_field_of_a_recording_is_looked_at(change, message, tmp_path):
-    with pytest.raises(SpecError) as caught:
-        Recording.load(edited_recording(tmp_path / "calls.safetensors", change))
-    assert message in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert Recording.load(edited_recording(tmp_path / "calls.safetensors", lambda d: None)).names == ("attn",)
-
-
 def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path):
     config = AttentionConfig(12, 3, bias=True)
     arrays = {**arrays_of("canonical", config, "h.0.attn"), **arrays_of("canonical", config, "h.1.attn", seed=1)}
@@ -213,7 +162,8 @@ def test_a_bias_that_one_layer_lacks_and_its_neighbours_have_is_missed(tmp_path)
 
 
 def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
-    path = edited_recording(tmp_path / "calls.safetensors", lambda d: d["layers"][0].update(name="a[/red][bold]"))
+    path = tmp_path / "calls.safetensors"
+    recording_of(layer_of("float64", "a[/red][bold]"), masks=MASKS[2:]).save(path)
     result = CliRunner().invoke(replay, [str(path), "--backend", "torch", "--case", "*"])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.exit_code in (0, 2), result.output
@@ -224,11 +174,8 @@ def test_markup_in_the_name_of_a_recorded_layer_is_shown_as_it_is(tmp_path):
 
 def test_an_array_whose_entry_is_damaged_is_not_passed_over_in_an_archive(tmp_path):
     rng = np.random.default_rng(3)
-    record = {
-        "queries": rng.normal(size=(2, 3, 4)),
-        "output": rng.normal(size=(2, 3, 5)),
-        "valid_lens": np.array([2, 3]),
-    }
+    queries, output = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3, 5))
+    record = {"queries": queries, "output": output, "valid_lens": np.array([2, 3])}
     layer = {"q_proj.weight": rng.normal(size=(4, 4)), "q_proj.bias": rng.normal(size=4)}
     for arrays, lost, read in (
         (record, b"valid_lens.npy", Observed.load),
@@ -243,37 +190,3 @@ def test_an_array_whose_entry_is_damaged_is_not_passed_over_in_an_archive(tmp_pa
             path.write_bytes(data[:start] + name + data[start + len(lost) :])
             with pytest.raises(SpecError, match="does not fit its entry in the table of contents"):
                 read(path)
-
-
-FULL = """
-import resource, sys
-sys.dont_write_bytecode = True  # under the limit Python keeps half of a .pyc, and every later process fails at it
-from pathlib import Path
-from click.testing import CliRunner
-import mha.cli.main as program
-import torch, h5py, flax.serialization
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
-for name, layout in (("a.safetensors", "torch"), ("a.pt", "torch"), ("a.weights.h5", "keras"), ("a.msgpack", "linen"),
-                     ("a.npz", "torch"), ("a.params", "d2l-mxnet")):
-    out = Path(sys.argv[1]).with_name(name)
-    ran = CliRunner().invoke(program.main, ["convert", sys.argv[1], "--out", str(out), "--to", layout])
-    print(name, ran.exit_code, ran.output.strip().replace(str(out), "OUT"), out.exists(), sep="|")
-"""
-
-
-@pytest.mark.nightly("a full disk is one line")
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit of a file's size")
-def test_a_full_disk_is_one_line_that_names_the_file_in_every_format(tmp_path):
-    for package in ("torch", "h5py", "flax"):
-        pytest.importorskip(package)
-    config = AttentionConfig(embed_dim=48, num_heads=4)
-    save_weights(tmp_path / "in.safetensors", config, init_weights(config, seed=0))
-    program = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "in.safetensors")], capture_output=True, text=True, timeout=300
-    )
-    lines = [line.split("|") for line in program.stdout.splitlines()]
-    assert len(lines) == 6, program.stderr[-2000:]
-    for name, status, said, is_there in lines:
-        assert (status, "File too large" in said and "OUT" in said, is_there) == ("2", True, "False"), (name, said)
-        assert "\n" not in said
-    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"], "a part of a file was left"

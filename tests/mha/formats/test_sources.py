@@ -76,9 +76,7 @@ def test_arrays_of_shards_are_read_when_they_are_asked_for(tmp_path):
 
 def test_one_shard_alone_names_the_layer_at_its_end(tmp_path):
     sharded(tmp_path)
-    with pytest.raises(
-        SpecError, match=rf"'{PREFIXES[0]}' lacks|'{PREFIXES[1]}' lacks.*name their folder or their index"
-    ):
+    with pytest.raises(SpecError, match=r"' lacks .* one of several shards: name their folder or their index"):
         move(tmp_path / FIRST, to_layout="bert", out=tmp_path / "out.npz", num_heads=3, every=True)
     result = mha(tmp_path / FIRST, "--list")
     assert (result.exit_code, "incomplete" in result.output) == (0, True)
@@ -98,9 +96,7 @@ def test_a_lost_shard_and_a_lost_array_are_named(tmp_path):
     for source in (index, tmp_path):
         with pytest.raises(SpecError) as caught:
             survey_file(source)
-        assert f"the shard {FIRST} does not hold 1 arrays: encoder.9.query.weight, which the index says" in str(
-            caught.value
-        )
+        assert f"the shard {FIRST} does not hold 1 arrays: encoder.9.query.weight, which" in str(caught.value)
     (tmp_path / SECOND).unlink()
     result = mha(tmp_path, "--list")
     assert result.exit_code == 2
@@ -148,16 +144,11 @@ def test_an_index_can_not_be_written_and_not_name_itself(tmp_path):
     save_file(arrays_of("torch"), tmp_path / "a.safetensors")
     with pytest.raises(SpecError, match="an index names the shards of a model; write one file"):
         move(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / INDEX, num_heads=3)
-    for name, message in (
-        ("a.index.json.index.json", "must end in .index.json once"),
-        ("a.index.json", "no such file"),
-    ):
+    messages = {"a.index.json.index.json": "must end in .index.json once", "a.index.json": "no such file"}
+    for name, message in messages.items():
         (tmp_path / name).write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(SpecError, match=message):
             survey_file(tmp_path / name)
-
-
-# Folders --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_gives_the_file_that_transformers_would_take_and_says_what_it_passed_over(tmp_path):

@@ -105,28 +105,12 @@ def test_a_whole_layer_of_a_file_with_an_incomplete_one_can_be_converted_under_i
 
 
 def test_all_of_one_layout_do_not_mind_what_another_lacks(tmp_path):
-    """A decoder's cross-attention of another kind: --all --from asks for the layers of one layout alone."""
     arrays = layers_of("bert") | arrays_of("torch", prefix="cross")
     del arrays["cross.out_proj.weight"]
     save_file(arrays, tmp_path / "a.safetensors")
-    done = move(
-        tmp_path / "a.safetensors",
-        from_layout="bert",
-        to_layout="torch",
-        out=tmp_path / "b.npz",
-        every=True,
-        num_heads=3,
-        to_prefix="{index}",
-    )
+    asked = {"from_layout": "bert", "to_layout": "torch", "every": True, "num_heads": 3, "to_prefix": "{index}"}
+    done = move(tmp_path / "a.safetensors", out=tmp_path / "b.npz", **asked)
     assert [layer.to_prefix for layer in done.layers] == ["0", "1", "2"]
-
-
-def test_a_shard_is_said_to_be_one(tmp_path):
-    arrays = layers_of("llama", count=2)
-    del arrays["encoder.layers.1.attn.o_proj.weight"]
-    save_file(arrays, tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(SpecError, match="one of several shards: name their folder or their index"):
-        convert(tmp_path / "model-00001-of-00002.safetensors", to_layout="bert", out=tmp_path / "b.npz", every=True)
 
 
 def test_what_looks_like_attention_and_fits_no_layout_is_named(tmp_path):
@@ -153,11 +137,13 @@ def test_what_looks_like_attention_and_fits_no_layout_is_named(tmp_path):
     assert "read 0 of 4 modules that look like attention; not: 'encoder" in result.output
 
 
-def test_matrices_with_another_number_of_axes_are_not_passed_over(tmp_path):
+def test_matrices_with_other_axes_are_not_passed_over_and_names_that_begin_with_a_dot_are_no_layer(tmp_path):
     arrays = {name: array[None] for name, array in arrays_of("llama", prefix="layers.0.attention").items()}
     save_file(arrays, tmp_path / "a.safetensors")
     seen = survey_file(tmp_path / "a.safetensors")
     assert (seen.order, seen.unseen) == ((), ("layers.0.attention",))
+    save_file({f".{name}": array for name, array in arrays_of("torch").items()}, tmp_path / "a.safetensors")
+    assert survey_file(tmp_path / "a.safetensors").order == ()  # the top level has no such array
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
@@ -188,14 +174,8 @@ def test_the_list_as_json_has_everything(tmp_path):
     printed = mha(tmp_path / "a.safetensors", "--list", "--json", "-")
     assert json.loads(printed.output) == found
     (layer,), (half,) = found["layers"], found["incomplete"]
-    assert {key: layer[key] for key in ("number", "prefix", "layouts", "num_heads", "num_kv_heads", "dtypes")} == {
-        "number": 1,
-        "prefix": "encoder.layers.1.attn",
-        "layouts": ["llama"],
-        "num_heads": None,
-        "num_kv_heads": None,
-        "dtypes": ["float32"],
-    }
+    wanted = {"number": 1, "prefix": "encoder.layers.1.attn", "layouts": ["llama"], "dtypes": ["float32"]}
+    assert layer == {**layer, **wanted, "num_heads": None, "num_kv_heads": None}
     assert layer["shapes"]["q_proj.weight"] == [12, 12]
     assert (half["number"], half["prefix"]) == (0, "encoder.layers.0.attn")
     assert half["missing"] == {"llama": ["encoder.layers.0.attn.v_proj.weight"]}
@@ -232,12 +212,6 @@ def test_layers_are_numbered_by_their_numbers_where_the_file_has_them_as_text(tm
         assert list(seen.order) == wanted
         assert [layer.prefix for layer in seen.layers] == [one for one in wanted if name == "a" or one != "h.2.attn"]
         assert seen.numbers("gpt2") == {f"h.{number}.attn": number for number in range(12)}
-
-
-def test_a_name_that_begins_with_a_separator_has_no_layer(tmp_path):
-    """Its prefix would be the top level's, where no such array is."""
-    save_file({f".{name}": array for name, array in arrays_of("torch").items()}, tmp_path / "a.safetensors")
-    assert survey_file(tmp_path / "a.safetensors").order == ()
 
 
 def test_a_safetensors_file_is_not_opened_for_every_array(tmp_path, monkeypatch):

@@ -12,18 +12,17 @@ import pytest
 
 from conformance.zoo.registry import select as select_bugs
 from mha.learn import hints
-from mha.learn.bench import bench
 from mha.learn.exercise import StepExercise
 from mha.learn.exercises import OF_LESSONS, exercise
 from mha.learn.headwork import cut_calls, trained, wrong_cut, wrong_order
 from mha.learn.hints import DEEPEST, FIX, LOOK_AT, hint, of_answers
-from mha.learn.judge import Verdict, verdict_of
+from mha.learn.judge import Verdict
 from mha.learn.names import mistakes, sentences
-from mha.learn.running.attempt import Asked, attempt
 from mha.learn.tracks.own import candidates_of
 from mha.learn.words import in_words
 from tests.mha.learn.answers.beginners import ANSWERS
 from tests.mha.learn.answers.layer import PLAIN
+from tests.mha.learn.calling import answers_of, verdict_on
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
@@ -31,17 +30,10 @@ NAMED = {answer.name: answer for answer in ANSWERS}
 STEPS = [answer for answer in ANSWERS if isinstance(exercise(answer.exercise), StepExercise)]
 
 
-def verdict_on(answer, path, one):
-    path.write_text(answer.source)
-    calls = tuple((place.arguments, tuple(each.shape for each in place.wanted)) for place in bench(one).places)
-    asked = Asked(str(path), one.function, one.parameters, one.names, calls, one.dialect)
-    return verdict_of(one, attempt(asked), bench(one))
-
-
 def said_of(answer, path, one=None):
     """What check and the third level of a hint say."""
     one = one or exercise(answer.exercise)
-    verdict = verdict_on(answer, path, one)
+    verdict = verdict_on(answer.source, path, one)
     return f"{verdict.line}\n{of_answers(one, verdict, None) if verdict.status == 'wrong' else ''}"
 
 
@@ -186,8 +178,7 @@ def test_of_a_layer_no_large_composition_is_said_and_none_of_what_it_has_not(mon
 
 def test_two_mistakes_of_one_exercise_are_said_where_each_shows_alone():
     one = exercise("scores")
-    both = function_of("scores/scale-or-one")
-    answers = tuple((both(*place.arguments),) for place in bench(one).places)
+    answers = answers_of(one, function_of("scores/scale-or-one"))
     assert len(sentences(one, answers, candidates_of(one))) == 2
     assert sentences(one, ((answers[0][0] * 3.0,), *answers[1:]), candidates_of(one)) == ()
 

@@ -12,27 +12,21 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from conformance.workers.execute import end_idle
 from mha.cli.learning import learners
 from mha.cli.learning.learn import FRAMEWORKS
-from mha.cli.main import main
 from mha.learn.exercises import TRACKS, all_exercises, chosen, exercise
 from mha.learn.handout.folder import code_of, text_of
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks.course import COURSE, row_of
 from mha.learn.tracks.translate import into
+from tests.mha.learn.calling import ROOT, learn
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
-ROOT = Path(__file__).parents[3]
 RIGHT = "from mha_core.reference.forward import softmax as masked_softmax\n"
 WRONG = "import numpy as np\ndef masked_softmax(scores, allowed): return np.where(allowed, scores, 0.0)\n"
-
-
-def learn(*arguments):
-    return CliRunner().invoke(main, ["learn", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -62,28 +56,20 @@ def test_exit_statuses(folder):
     no_answer = learn("check", "--folder", folder)
     assert no_answer.exit_code == 2
     assert "split                     no answer  the file is empty" in no_answer.output
-    assert (
-        "1 of 2 right, about 4 minutes left: write 1/2.\nGo on with: split, no answer: the file is empty"
-        in no_answer.output
-    )
+    left = "1 of 2 right, about 4 minutes left: write 1/2.\nGo on with: split, no answer: the file is empty"
+    assert left in no_answer.output
     (folder / "write" / "masked_softmax.py").write_text(WRONG)
     wrong = learn("check", "--folder", folder)
     assert wrong.exit_code == 1
     assert "weights[" in wrong.output
 
 
-def test_a_hint_and_the_answer(folder):
-    (folder / "write" / "masked_softmax.py").write_text(WRONG)
-    said = learn("hint", "masked-softmax", "--folder", folder)
-    assert said.exit_code == 0
-    assert "softmax-missing: Scores are used as weights, without a softmax." in said.output
-    assert "Deeper:  mha learn hint masked-softmax --level 3" in said.output
+def test_the_answer_and_the_list():
     shown = learn("show", "masked-softmax", "--framework", "jax")
     assert "def masked_softmax(scores, allowed):\n    scores = np.where(allowed" in shown.output
     assert "return jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)" in shown.output
-    listed = learn("list", "--framework", "torch")
-    assert "cap-in-torch" in listed.output
-    assert "gradient-of-softmax" in listed.output
+    listed = learn("list", "--framework", "torch").output
+    assert {"cap-in-torch", "gradient-of-softmax"} <= set(listed.split())
 
 
 def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
@@ -93,15 +79,10 @@ def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
     learn("start", ".", "--only", "write", "--only", "backwards")
     first = learn()
     assert first.exit_code == 0
-    assert (
-        "0 of 26 right, about 129 minutes left: write 0/22, backwards 0/4.\n"
-        "Next: weighted-sum, level 1 of 3, about 1 minute." in first.output
-    )
+    assert "0 of 26 right, about 129 minutes left: write 0/22, backwards 0/4.\nNext: weighted-sum, " in first.output
     file = tmp_path / "write" / "weighted_sum.py"
     file.write_text("def weighted_sum(weights, values): return weights @ values\n")
-    right = learn("check", "weighted-sum")
-    assert "Learned: The output is an average of values" in right.output
-    assert "Next: dot-products, level 1 of 3, about 2 minutes, in write/dot_products.py" in right.output
+    learn("check", "weighted-sum")
     assert "1 of 26 right, about 128 minutes left: write 1/22, backwards 0/4.\nNext: dot-products" in learn().output
     (tmp_path / "backwards" / "gradient_of_softmax.py").write_text("")
     assert "Go on with: gradient-of-softmax, no answer: the file is empty" in learn().output
@@ -118,31 +99,17 @@ def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
     Path("dan").mkdir()
     result = learn("class", "[red]", "ann", "bob", "dan", "--only", "write", "--json", "class.json")
     assert result.exit_code == 2, "dan has none"
-    table, _, mistakes = result.stdout.partition("\n\nMistakes, by how many make them:\n")
-    header, *lines = table.splitlines()
-    starts = [header.index(name) for name in ("folder", "write", "right", "begun")]
-    cut = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
-    rows = [[line[part].strip() for part in cut] for line in lines]
-    assert [(row[0], row[1], row[-2]) for row in rows] == [
-        ("[red]", "0/22", "0/22"),
-        ("ann", "1/22", "1/22"),
-        ("bob", "0/22", "0/22"),
-        ("dan", "", "0/0"),
+    table, _, _ = result.stdout.partition("\n\nMistakes, by how many make them:\n")
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["[red]", "0/22", "0/22", "masked-softmax"],
+        ["ann", "1/22", "1/22"],
+        ["bob", "0/22", "0/22", "masked-softmax"],
+        ["dan", "0/0", "no", "exercises"],
     ]
-    assert [row[-1] for row in rows] == ["masked-softmax", "", "masked-softmax", "no exercises"]
     found = json.loads(Path("class.json").read_text())
-    assert [(one["folder"], one["right"]) for one in found["folders"]] == [
-        ("[red]", 0),
-        ("ann", 1),
-        ("bob", 0),
-        ("dan", 0),
-    ]
+    right = {"[red]": 0, "ann": 1, "bob": 0, "dan": 0}
+    assert {one["folder"]: one["right"] for one in found["folders"]} == right
     said = "softmax-missing: Scores are used as weights, without a softmax."
-    assert [" ".join(line.split()) for line in mistakes.splitlines()] == [
-        said,
-        "exercise: masked-softmax",
-        "learners: 1",
-    ]
     assert found["mistakes"] == [{"exercise": "masked-softmax", "mistake": said, "folders": ["bob"]}]
     assert learn("class", "ann", "bob").exit_code == 0, "whatever is right"
 
@@ -168,38 +135,23 @@ def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
         (["hint", "masked-softmax", "--level", "5"], "--level must be a whole number from 1 to 4, such as 2. Got 5."),
         (["check", "--time-limit", "0"], "--time-limit must be a number from 0.1 to 1e+06, such as 10. Got 0.0."),
         (["start", "x", "--framework", "caffe"], "'caffe' is not one of"),
+        (["start", "mine"], "is a file; give a folder for the exercises"),
+        (["check", "causal", "--folder", "begun"], "there is no write/causal.py in"),
     ],
 )
 def test_what_is_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("mine").touch()
+    Path("begun", "write").mkdir(parents=True)
+    Path("begun", "write", "masked_softmax.py").write_text(RIGHT)
     result = learn(*arguments)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "mine").touch()
-    result = learn("start", tmp_path / "mine")
-    assert result.exit_code == 2
-    assert "is a file; give a folder for the exercises" in result.output
-
-
-def test_an_exercise_that_is_not_in_the_folder(folder):
-    result = learn("check", "causal", "--folder", folder)
-    assert result.exit_code == 2
-    assert "there is no write/causal.py in" in result.output
-
-
 def test_watch_judges_what_is_saved(folder):
-    program = [
-        sys.executable,
-        "-c",
-        "from mha.cli.main import run; run()",
-        "learn",
-        "check",
-        "masked-softmax",
-        "--watch",
-    ]
+    command = "from mha.cli.main import run; run()"
+    program = [sys.executable, "-c", command, "learn", "check", "masked-softmax", "--watch"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -218,13 +170,9 @@ def test_with_numpy_alone_nothing_else_is_imported(folder):
     learn("start", folder)
     code = (
         "import sys\n"
-        "from mha.cli.main import main\n"
-        "try: main(['learn'])\n"
-        "except SystemExit as end: assert end.code == 0, end.code\n"
-        "try: main(['learn', 'check', 'masked-softmax'])\n"
-        "except SystemExit as end: assert end.code == 0, end.code\n"
-        "there = {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"
-        "assert not there, there\n"
+        "from tests.mha.learn.calling import learn\n"
+        "assert [learn(*more).exit_code for more in ([], ['check', 'masked-softmax'])] == [0, 0]\n"
+        "assert not {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=environment, stdout=subprocess.DEVNULL)
@@ -316,14 +264,9 @@ def test_every_process_that_a_file_starts_ends_with_the_call_and_with_the_progra
     mark = f"mha-{os.getpid()}-{tmp_path.name}"
     file = folder / "write" / "masked_softmax.py"
     leaves = LEAVES.format(mark=mark)
-    for text, status in (
-        (leaves + RIGHT, 0),
-        (leaves + WRONG, 1),
-        (leaves + "os._exit(3)\n", 2),
-        (leaves + "import signal\nos.kill(os.getpid(), signal.SIGKILL)\n", 2),
-        (leaves + "time.sleep(600)\n", 2),
-    ):
-        file.write_text(text)
+    killed = "import signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    for text, status in ((RIGHT, 0), (WRONG, 1), ("os._exit(3)\n", 2), (killed, 2), ("time.sleep(600)\n", 2)):
+        file.write_text(leaves + text)
         result = learn("check", "masked-softmax", "--folder", folder, "--time-limit", 3)
         assert result.exit_code == status, result.output
         assert marked(mark, at_most=0) == 0, f"left by {text.splitlines()[-1]}"

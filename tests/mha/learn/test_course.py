@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from mha.cli.main import main
 from mha.learn import judge as judging
 from mha.learn.exercises import OF_LESSONS, exercise
 from mha.learn.handout.folder import answered, is_untouched, start, text_of, there
 from mha.learn.judge import Verdict
 from mha.learn.progress import after
 from mha.learn.tracks.course import CLASSES, EXTRA, LESSONS, row_of
+from tests.mha.learn.calling import learn
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone
 
@@ -31,10 +30,6 @@ TAUGHT = {
     r"softcap": "",
 }
 """Words of a task -> the lesson from which on they may be used; "" where none teaches them."""
-
-
-def learn(*arguments):
-    return CliRunner().invoke(main, ["learn", *map(str, arguments)])
 
 
 def said(name):
@@ -77,14 +72,12 @@ def solve(tmp_path):
 
 
 def test_the_course_is_solved_in_its_order_to_its_end(tmp_path, solve):
-    """From an empty folder: what comes next is always the next exercise of the lessons."""
     names = list(OF_LESSONS)
     assert f"{len(names)} exercises written to" in learn("start", tmp_path, "--only", "course").output
     assert [solve(name) for name in names] == [*names[1:], None]
     done = learn("check", "--folder", tmp_path, "--only", "course")
-    assert [line.split()[:2] for line in done.output.strip().splitlines()[: len(names)]] == [
-        [n, "right"] for n in names
-    ]
+    lines = [line.split()[:2] for line in done.output.strip().splitlines()]
+    assert lines[: len(names)] == [[name, "right"] for name in names]
     assert done.output.strip().endswith("\nThe course is done.")
     assert f"{len(names)} of {len(names)} right: course {len(names)}/{len(names)}, write" in done.output
 
@@ -97,14 +90,11 @@ def test_the_first_line_has_the_minutes_of_what_is_left(tmp_path, monkeypatch):
     assert f"0 of {len(OF_LESSONS)} right, about {minutes} minutes left: course 0/{len(OF_LESSONS)}, write" in shown
     assert "Next: weighted-sum," in shown
     everything = sum(row_of(one).minutes for one in there(tmp_path))
-    first = (
-        f"0 of {len(there(tmp_path))} right, about {minutes} minutes of the course left, {everything} of everything:"
-    )
+    first = f"0 of {len(there(tmp_path))} right, about {minutes} minutes of the course left, {everything} of everything"
     assert learn().output.strip().startswith(first)
 
 
 def test_what_follows_the_course_is_called_so(tmp_path, solve, monkeypatch):
-    """Also by the check of the last exercise; every answer is judged in the test above."""
 
     def judged(exercises, folder, *, time_limit):
         return (Verdict(one, "to do" if is_untouched(one, folder) else "right", "") for one in exercises)

@@ -15,6 +15,7 @@ from mha.learn.judge import verdict_of
 from mha.learn.names import sentences
 from mha.learn.running.attempt import Attempt
 from mha.learn.tracks.own import candidates_of
+from tests.mha.learn.calling import answers_of, softmax_of
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
@@ -50,14 +51,14 @@ def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
     assert relation(one, answers[:-1]) == ""
 
 
+def third(allowed):
+    return np.arange(allowed.shape[-1]) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        (
-            "scores",
-            lambda x, p: x + (p.arguments[2] is not None),
-            "it is wrong where scale is given, and right in every",
-        ),
+        ("scores", lambda x, p: x + (p.arguments[2] is not None), "it is wrong where scale is given, and right"),
         (
             "empty-row",
             lambda x, p: np.where(p.arguments[1].any(-1, keepdims=True), x, 0.1),
@@ -68,16 +69,8 @@ def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
             lambda x, p: np.where(np.arange(x.shape[1])[:, None, None] > 0, x + 1, x),
             "the first index of axis 1 is right",
         ),
-        (
-            "causal-offsets",
-            lambda x, p: x | (np.arange(x.shape[-1]) == 3),
-            "it lets in keys that it must exclude, and excludes none",
-        ),
-        (
-            "causal-offsets",
-            lambda x, p: x & (np.arange(x.shape[-1]) != 3),
-            "it excludes keys that it must let in, and lets in none",
-        ),
+        ("causal-offsets", lambda x, p: x | third(x), "it lets in keys that it must exclude, and excludes none"),
+        ("causal-offsets", lambda x, p: x & ~third(x), "it excludes keys that it must let in, and lets in none"),
     ],
 )
 def test_where_it_is_wrong(name, change, sentence):
@@ -99,11 +92,7 @@ def test_where_it_is_wrong(name, change, sentence):
         ("merge", lambda x: x.reshape(*x.shape[:2], -1, 13), "axes 2 and 3 must be joined"),
         ("split", np.float16, "is float16; it must be float64: a step of yours makes float16 of it"),
         ("causal-offsets", lambda x: np.where(x, 0.0, -1e9), "it is a mask to be added to scores"),
-        (
-            "causal-offsets",
-            lambda x: x.astype(int),
-            "these are numbers; True must say that a query may attend to a key",
-        ),
+        ("causal-offsets", lambda x: x.astype(int), "these are numbers; True must say that a query may attend"),
         ("causal-offsets", lambda x: x[:, 0], "axis 1 is missing"),
         ("causal-offsets", lambda x: x[0, 0].T, "axes are put side by side from the last one on"),
     ],
@@ -120,15 +109,6 @@ def test_arrays_in_another_order():
     one = exercise("gradient-of-scores")
     verdict = verdict_of(one, Attempt(tuple(place.wanted[::-1] for place in bench(one).places)))
     assert verdict.line.startswith("what it returns is (d_keys, d_queries); it must be (d_queries, d_keys)")
-
-
-def softmax_of(change):
-    def softmax(scores, allowed):
-        filled = change(scores, allowed)
-        powers = np.exp(filled - filled.max(-1, keepdims=True))
-        return powers / powers.sum(-1, keepdims=True)
-
-    return softmax
 
 
 @pytest.mark.parametrize("name", ["masked-softmax", "empty-row"])
@@ -148,9 +128,8 @@ def softmax_of(change):
 )
 def test_a_finite_fill_is_told_before_any_bug(name, change, sentence):
     one = exercise(name)
-    with np.errstate(all="ignore"):
-        answers = [(softmax_of(change)(*place.arguments),) for place in bench(one).places]
-    verdict = verdict_of(one, Attempt(tuple(answers)))
+    answers = answers_of(one, softmax_of(change))
+    verdict = verdict_of(one, Attempt(answers))
     if verdict.status == "right":  # each query of that exercise has a key, and no score is as low
         return
     said = " ".join(sentences(one, answers, candidates_of(one)))

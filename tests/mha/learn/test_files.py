@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 
 import pytest
 
 from mha.learn.exercises import exercise
 from mha.learn.hints import hint
 from mha.learn.judge import judge, judge_all
-from mha.learn.running.dialects import DIALECTS as FRAMEWORKS
 from mha.learn.running.workshop import MORE_TIME
 
 pytestmark = pytest.mark.same_on_newest  # it is about files, and processes that end
-
-
-def skip_without(framework: str) -> None:
-    if find_spec(FRAMEWORKS[framework].module) is None:
-        pytest.skip(f"{framework} is not installed")
-
-
-# Files that are something else ---------------------------------------------------------------------------
 
 HEAD = "import numpy as np\ndef masked_softmax(scores, allowed):\n    "
 
@@ -30,21 +20,9 @@ BAD = {
     "syntax": ("def masked_softmax(:\n", "no answer", "importing it raised SyntaxError: invalid syntax"),
     "import": ("import no_such_thing\n", "no answer", "ModuleNotFoundError: No module named 'no_such_thing' (line 1)"),
     "exits": ("raise SystemExit(3)\n", "no answer", "importing it raised SystemExit: 3 (line 1)"),
-    "nameless": (
-        "def soft(scores, allowed): return scores\n",
-        "no answer",
-        "no function masked_softmax(scores, allowed)",
-    ),
-    "parameters": (
-        "def masked_softmax(x): return x\n",
-        "no answer",
-        "its parameters are (x); it must be masked_softmax(scores, allowed)",
-    ),
-    "raises": (
-        HEAD + "return scores + np.ones(99)\n",
-        "no answer",
-        "raised ValueError: operands could not be broadcast",
-    ),
+    "nameless": ("def soft(scores, allowed): return scores\n", "no answer", "no function masked_softmax"),
+    "parameters": ("def masked_softmax(x): return x\n", "no answer", "its parameters are (x); it must be"),
+    "raises": (HEAD + "return scores + np.ones(99)\n", "no answer", "ValueError: operands could not be broadcast"),
     "line": (HEAD + "return 1 / 0\n", "no answer", "ZeroDivisionError: division by zero (line 3)"),
     "nothing": (HEAD + "pass\n", "no answer", "masked_softmax returned nothing (None)"),
     "list": (HEAD + "return scores.tolist()\n", "no answer", "weights is a list, not a NumPy array"),
@@ -70,10 +48,9 @@ def test_a_file_that_is_something_else_is_one_sentence(write, kind):
 
 
 def test_a_tensor_that_is_returned_is_named(write):
-    skip_without("torch")
-    verdict = judge(
-        *write("masked-softmax", "import torch\ndef masked_softmax(scores, allowed): return torch.tensor(scores)\n")
-    )
+    pytest.importorskip("torch")
+    one, folder = write("masked-softmax", f"import torch\n{HEAD}return torch.tensor(scores)\n")
+    verdict = judge(one, folder, time_limit=60.0)  # it imports PyTorch
     assert verdict.status == "no answer"
     assert "weights is a torch.Tensor" in verdict.line
     assert "convert it" in verdict.line
@@ -96,12 +73,9 @@ def test_a_file_that_hangs_is_ended(write, loop):
 
 
 def test_a_file_that_spoils_numpy_spoils_no_other(write):
-    spoiler, _ = write(
-        "project", "import numpy as np\nnp.exp = np.where = None\ndef project(x, weight, bias): return x\n"
-    )
-    other, folder = write(
-        "masked-softmax", "import mha_core.reference.forward as f\nmasked_softmax = lambda s, a: f.softmax(s, a)\n"
-    )
+    spoilt = "import numpy as np\nnp.exp = np.where = None\ndef project(x, weight, bias): return x\n"
+    spoiler, _ = write("project", spoilt)
+    other, folder = write("masked-softmax", "from mha_core.reference.forward import softmax as masked_softmax\n")
     verdicts = list(judge_all([spoiler, other], folder))
     assert [verdict.status for verdict in verdicts] == ["wrong", "right"]
 
@@ -119,13 +93,9 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
     assert "`mha learn start` writes it" in judge(exercise("masked-softmax"), tmp_path).line
 
 
-# Hints ---------------------------------------------------------------------------------------------------
-
-
 def test_a_hint_goes_deeper_level_by_level(write):
-    one, folder = write(
-        "masked-softmax", HEAD + "powers = np.exp(scores); return powers / powers.sum(-1, keepdims=True) * allowed\n"
-    )
+    body = "powers = np.exp(scores); return powers / powers.sum(-1, keepdims=True) * allowed\n"
+    one, folder = write("masked-softmax", HEAD + body)
     levels = [hint(one, folder, level, "torch").text for level in (1, 2, 3, 4)]
     assert "expected" in levels[0]
     assert "mask-after-softmax" not in levels[0]
@@ -139,29 +109,41 @@ def test_a_hint_goes_deeper_level_by_level(write):
     assert "torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)" in levels[3]
 
 
-def test_what_nothing_explains_is_shown_in_numbers(write):
-    one, folder = write("masked-softmax", HEAD + "return np.where(allowed, 0.25 * np.tanh(scores), 0.0)\n")
-    text = hint(one, folder, 2, "numpy").text
-    assert "No known mistake, and no two of them" in text
-    assert "case tiny-1-1-2: B=1 H=1 Lq=1 Lk=2, causal" in text
-    assert "your weights" in text
-    assert "right weights" in text
-
-
-def test_where_it_raises_a_hint_shows_what_it_was_given(write):
-    one, folder = write("project", "def project(x, weight, bias): return x @ weight.T + bias\n")
-    text = hint(one, folder, 2, "numpy").text
-    assert "raised TypeError" in text
-    assert "x: float64 (2, 5, 17)" in text
-    assert "bias: None" in text
-    assert "to be returned: projected: float64 (2, 5, 33)" in text
-
-
 def test_a_tiny_difference_is_shown_in_digits(write):
     one, folder = write("project", "def project(x, weight, bias): return x @ weight.T * (1 + 1e-11)\n")
     assert re.search(r"is (\S+), expected (?!\1)", judge(one, folder).line)
 
 
-def test_before_it_is_written_a_hint_is_the_rule(write):
-    one, folder = write("empty-row", "def empty_row(scores, allowed): raise NotImplementedError\n")
-    assert "Rule: a query that may attend to no key has weights of 0." in hint(one, folder, 2, "numpy").text
+HINTS = {
+    "nothing known": (
+        *("masked-softmax", HEAD + "return np.where(allowed, 0.25 * np.tanh(scores), 0.0)\n"),
+        ("No known mistake, and no two of them", "case tiny-1-1-2: B=1 H=1 Lq=1 Lk=2, causal"),
+        ("your weights", "right weights"),
+    ),
+    "it raises": (
+        *("project", "def project(x, weight, bias): return x @ weight.T + bias\n"),
+        ("raised TypeError", "x: float64 (2, 5, 17)", "bias: None"),
+        ("to be returned: projected: float64 (2, 5, 33)",),
+    ),
+    "not written": (
+        *("empty-row", "def empty_row(scores, allowed): raise NotImplementedError\n"),
+        ("Rule: a query that may attend to no key has weights of 0.",),
+    ),
+    **{
+        name: (name, f"def {exercise(name).function}(*arguments): raise ValueError('not yet')", (words,))
+        for name, words in {
+            "dot-products": "keys.swapaxes(-1, -2)",
+            "output": "multiply by weight.T",
+            "cut-heads": "their biases",
+            "head-importance": "Leave each head out",
+        }.items()
+    },
+}
+"""What is wrong -> exercise, the file, and words of the second hint."""
+
+
+@pytest.mark.parametrize("case", HINTS)
+def test_a_hint_without_a_known_mistake_says_what_there_is_to_see(case, write):
+    name, source, *words = HINTS[case]
+    text = hint(*write(name, source), 2, "numpy").text
+    assert [each for some in words for each in some if each not in text] == []

@@ -9,8 +9,9 @@ from conformance.cases.table import select
 from mha.learn.headwork import ENOUGH, left_out, place, trained
 from mha_core.reference import pipeline as reference
 
+pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
-@pytest.mark.same_on_newest  # it computes in NumPy alone
+
 def test_an_order_by_the_weights_alone_is_not_enough():
     assert place([left_out(one) for one in trained()]) == 1.0
     by_weights = []
@@ -22,7 +23,6 @@ def test_an_order_by_the_weights_alone_is_not_enough():
     assert place(by_weights) < ENOUGH
 
 
-@pytest.mark.same_on_newest
 def test_what_a_head_brings_before_the_output_projection_is_not_enough():
     """A loud head may have a small block of W_o."""
     before, behind = [], []
@@ -36,7 +36,6 @@ def test_what_a_head_brings_before_the_output_projection_is_not_enough():
     assert place(np.array(behind)) >= ENOUGH
 
 
-@pytest.mark.same_on_newest
 def test_loud_heads_leave_the_layer_as_it_was():
     for one in trained():
         case = select((one.name,))[0].build()

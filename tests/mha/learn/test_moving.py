@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from functools import partial
 
 import numpy as np
@@ -12,32 +11,22 @@ import pytest
 from mha.learn.bench import bench
 from mha.learn.exercise import NumbersExercise, StepExercise
 from mha.learn.exercises import all_exercises, exercise
-from mha.learn.handout.folder import heading
+from mha.learn.handout.folder import answered, heading
 from mha.learn.hints import hint
-from mha.learn.judge import formed, judge, verdict_of
+from mha.learn.judge import judge, verdict_of
 from mha.learn.moving import BELOW, GIVEN, changes, does_not_depend, fills, unmoved
 from mha.learn.names import other_shape, sentences
-from mha.learn.running.attempt import Asked, Attempt, attempt
+from mha.learn.running.attempt import Attempt
 from mha.learn.tracks.own import OTHER_SHAPES, candidates_of, right_function
-from tests.mha.learn.answers.layer import FUNCTION
+from tests.mha.learn.calling import answers_of, softmax_of, verdict_on
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
 
-def asked_of(function, one, places):
-    """What a function gives in these cases."""
-    with np.errstate(all="ignore"):
-        made = (function(*place.arguments) for place in places)
-        return [
-            tuple(formed(one, np.asarray(each), wanted) for each, wanted in zip(answer, place.wanted, strict=True))
-            for place, answer in zip(places, ((a if isinstance(a, tuple) else (a,)) for a in made), strict=True)
-        ]
-
-
 def said_of(name, function):
     one = exercise(name)
-    run = partial(asked_of, function, one)
-    return unmoved(one, run(bench(one).places), run)
+    run = partial(answers_of, one, function)
+    return unmoved(one, run(), run)
 
 
 def with_argument(name, argument, value):
@@ -57,6 +46,7 @@ def with_argument(name, argument, value):
     [
         ("masked-softmax", "allowed", np.ones_like),
         ("rms-norm", "eps", 1e-6),
+        ("norm-and-turn", "eps", 1e-5),  # a norm that takes no notice of a factor is no float32
         ("norm-and-turn", "order", "before"),
         ("turned-scores", "key_positions", np.zeros_like),
         ("turn-halves", "base", 10000.0),
@@ -87,11 +77,6 @@ def test_an_argument_that_is_not_read_is_said(name, argument, value):
 def test_what_is_read_of_an_argument_in_part_is_said(name, argument, value, sentence):
     (said,) = said_of(name, with_argument(name, argument, value))
     assert sentence in said
-
-
-def test_a_norm_that_takes_no_notice_of_a_factor_is_no_float32():
-    said = said_of("norm-and-turn", with_argument("norm-and-turn", "eps", 1e-5))
-    assert said == (does_not_depend("eps"),)
 
 
 @pytest.mark.parametrize(
@@ -125,28 +110,19 @@ def test_offsets_below_0_are_changed_alone_and_a_given_bound_too():
 def test_nothing_is_said_of_an_argument_whose_change_could_not_be_run_or_of_nan_everywhere():
     one = exercise("masked-softmax")
     function = with_argument("masked-softmax", "allowed", np.ones_like)
-    answers = asked_of(function, one, bench(one).places)
-    assert unmoved(one, answers, lambda places: asked_of(function, one, places[:1])) == ()
+    answers = answers_of(one, function)
+    assert unmoved(one, answers, lambda places: answers_of(one, function, places[:1])) == ()
     lost = [(np.full_like(answer, np.nan),) for (answer,) in answers]
     assert unmoved(one, lost, lambda places: [(np.full_like(place.wanted[0], np.nan),) for place in places]) == ()
-
-
-def softmax_of(masked):
-    def softmax(scores, allowed):
-        scores = masked(scores, allowed)
-        powers = np.exp(scores - scores.max(-1, keepdims=True))
-        return powers / powers.sum(-1, keepdims=True)
-
-    return softmax
 
 
 @pytest.mark.parametrize("number", [-1e30, -99999.0, -2e9, float(np.finfo(np.float32).min), -12345.0])
 @pytest.mark.parametrize("name", ["masked-softmax", "empty-row"])
 def test_a_number_in_place_of_minus_infinity_is_called_by_its_own_name(name, number):
     one = exercise(name)
-    run = partial(asked_of, softmax_of(lambda s, a: np.where(a, s, number)), one)
-    answers = run(bench(one).places)
-    if verdict_of(one, Attempt(tuple(answers))).status == "right":  # no row is without a key, and no score as low
+    run = partial(answers_of, one, softmax_of(lambda s, a: np.where(a, s, number)))
+    answers = run()
+    if verdict_of(one, Attempt(answers)).status == "right":  # no row is without a key, and no score as low
         return
     said = sentences(one, answers, (*fills(one, run), *candidates_of(one)))
     written = re.match("Masked scores become (.*), not minus infinity", said[0])
@@ -155,9 +131,9 @@ def test_a_number_in_place_of_minus_infinity_is_called_by_its_own_name(name, num
 
 def test_what_is_added_to_a_score_is_no_fill_and_minus_infinity_is_no_number():
     one = exercise("empty-row")
-    added = fills(one, partial(asked_of, softmax_of(lambda s, a: s + np.where(a, 0.0, -1e4)), one))
+    added = fills(one, partial(answers_of, one, softmax_of(lambda s, a: s + np.where(a, 0.0, -1e4))))
     assert added[0][0].startswith("-10000 is added to masked scores, not minus infinity")
-    assert fills(one, partial(asked_of, softmax_of(lambda s, a: np.where(a, s, -np.inf)), one)) == ()
+    assert fills(one, partial(answers_of, one, softmax_of(lambda s, a: np.where(a, s, -np.inf)))) == ()
     assert fills(exercise("softmax"), lambda places: []) == ()
 
 
@@ -172,7 +148,7 @@ def test_what_is_added_to_a_score_is_no_fill_and_minus_infinity_is_no_number():
 )
 def test_heads_that_are_added_are_said_though_the_shape_is_wrong(function, sentence):
     one = exercise("merge")
-    answers = asked_of(function, one, bench(one).places)
+    answers = answers_of(one, function)
     assert other_shape(one, answers, OTHER_SHAPES["merge"]).startswith(sentence)
     assert bool(other_shape(one, answers, OTHER_SHAPES["merge"])) == bool(sentence)
 
@@ -193,7 +169,7 @@ MISTAKES = {
 def test_a_mistake_of_an_exercise_is_said_in_its_words(name):
     function, sentence = MISTAKES[name]
     one = exercise(name)
-    said = " ".join(sentences(one, asked_of(function, one, bench(one).places), candidates_of(one)))
+    said = " ".join(sentences(one, answers_of(one, function), candidates_of(one)))
     assert sentence in said
     assert bool(said) == bool(sentence)
 
@@ -206,7 +182,7 @@ def test_padded_rows_of_new_keys_may_be_0_or_as_they_are_given():
         return np.where(padding[:, None, :, None], 0.0, keys)
 
     for function in (whole, right_function(one)):
-        assert verdict_of(one, Attempt(tuple(asked_of(function, one, bench(one).places)))).status == "right"
+        assert verdict_of(one, Attempt(answers_of(one, function))).status == "right"
     (place,) = [place for place in bench(one).places if place.case.id == "past-padded"]
     past, new, padding = place.arguments
     assert padding[:, past.shape[2] :].any()
@@ -255,16 +231,12 @@ def test_what_is_wrong_with_a_deviation_is_said(returned, write):
 )
 def test_what_another_framework_writes_is_translated(code, sentence, tmp_path):
     one = exercise("split")
-    path = tmp_path / "split.py"
-    path.write_text(f"{heading(one)}\n\n\ndef split(x, num_heads):\n    return {code}\n")
-    calls = tuple((place.arguments, tuple(each.shape for each in place.wanted)) for place in bench(one).places)
-    found = attempt(Asked(str(path), one.function, one.parameters, one.names, calls, one.dialect))
-    assert sentence in verdict_of(one, found).line
+    source = f"{heading(one)}\n\n\ndef split(x, num_heads):\n    return {code}\n"
+    assert sentence in verdict_on(source, tmp_path / "split.py", one).line
 
 
 def test_a_hint_says_it_before_what_is_known(write):
-    source = textwrap.dedent(
-        """
+    source = """
         import numpy as np
 
 
@@ -272,7 +244,6 @@ def test_a_hint_says_it_before_what_is_known(write):
             powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
             return powers / powers.sum(axis=-1, keepdims=True)
         """
-    )
     text = hint(*write("masked-softmax", source), 2, "numpy").text
     _, _, said = text.partition("\n\n")
     assert said.startswith(
@@ -281,7 +252,8 @@ def test_a_hint_says_it_before_what_is_known(write):
 
 
 def test_a_whole_layer_that_does_not_read_its_mask_is_told(write):
-    source = FUNCTION.replace("softmax(s, mask)", "softmax(s, mask | ~mask)")
-    assert source != FUNCTION
+    right = answered(exercise("plain-function"))
+    source = right.replace("softmax(scores, mask)", "softmax(scores, mask | ~mask)")
+    assert source != right
     text = hint(*write("plain-function", source), 2, "numpy").text
     assert does_not_depend("mask") in text

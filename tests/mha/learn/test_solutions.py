@@ -18,6 +18,7 @@ from mha.learn.running.layering import cases_of
 from mha.learn.tracks.course import ROWS, row_of
 from mha.learn.tracks.translate import into
 from mha_core import SpecError
+from tests.mha.learn.test_classes import DROPPED, SOFT, key
 from tests.test_architecture import ROOT
 
 
@@ -125,15 +126,9 @@ def test_what_one_call_of_the_suite_does_not_show_is_wrong(write, name, old, new
             "return np.linalg",
             "return np.ones(3); np.linalg",
             "no answer",
-            "must return 12 finite numbers",
+            "return 12 finite numbers",
         ),
-        (
-            "head-importance",
-            "def split",
-            "queries[0] = 0\n    def split",
-            "no answer",
-            "wrote into its arguments",
-        ),
+        ("head-importance", "def split", "queries[0] = 0\n    def split", "no answer", "wrote into its arguments"),
         ("cut-heads", "[:, rows]", "[:, rows[::-1]]", "wrong", "output differs in"),
         ("cut-heads", "[:, rows]", "", "wrong", "out_proj.weight"),
         ("cut-heads", "return {**cut, **out}", "return cut", "wrong", "out_proj.weight"),
@@ -186,19 +181,9 @@ def test_a_constant_and_a_formula_are_no_measurement(write, body):
 
 CLASSES = [
     ("self.w_v(values)", "self.w_v(keys)", "wrong", "values-from-keys: Values are projected from the key input."),
-    (
-        "valid_lens[:, None, None, None]",
-        "valid_lens[0]",
-        "wrong",
-        "lens-of-first-item: Every item gets the length of it",
-    ),
+    ("valid_lens[:, None, None, None]", "valid_lens[0]", "wrong", "lens-of-first-item: Every item gets the length of"),
     ("w_k", "w_key", "no answer", "MultiHeadAttention must have the layers w_q, w_k, w_v, w_o. Missing: w_k."),
-    (
-        "q.shape[-1] ** 0.5",
-        "queries.shape[-1] ** 0.5",
-        "wrong",
-        "  scale-query-dim: Scores are divided by",
-    ),
+    ("q.shape[-1] ** 0.5", "queries.shape[-1] ** 0.5", "wrong", "  scale-query-dim: Scores are divided by"),
     ("~allowed, -torch.inf", "~allowed, 0.0", "wrong", "  fill-zero: Masked scores become 0"),
     ("flatten(2)", "flatten(1)", "no answer", "(case square-no-bias: B=4 H=3 Lq=7 Lk=7)"),
 ]
@@ -215,6 +200,32 @@ def test_a_wrong_class_of_a_framework_is_told_what_is_wrong(write, old, new, sta
     text = hint(one, folder, 2, "torch").text
     assert text.startswith(f"class-in-torch: {status}, ")
     assert sentence in text
+
+
+ALWAYS, MATRIX = "outside training", "must have no parameters but the matrices"
+WRONG = [
+    ("torch", (DROPPED, f"torch.nn.functional.dropout({SOFT}, self.dropout.p)"), ALWAYS),
+    ("torch", ("x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)", "x.view(len(x), self.num_heads, -1, 4)"), ""),
+    ("torch", (", bias=False", ""), MATRIX),
+    ("tf", ("training=training", "training=True"), ALWAYS),
+    ("tf", ("training=training", "training=False"), "stays 1"),
+    ("tf", (", use_bias=False", ""), MATRIX),
+    ("tf", ("self.w_v(values)", "self.w_k(values)"), "the layer w_v is never called"),
+    ("jax", ("deterministic=not training", "deterministic=False"), ALWAYS),
+    ("jax", ("deterministic=not training", "deterministic=True"), "stays 1"),
+    ("jax", ("use_bias=False, ", ""), MATRIX),
+    ("jax", ("softmax(scores, axis=-1)", "softmax(scores, axis=-2)"), "output differs"),
+    ("mxnet", ("self.dropout(npx.softmax(scores, axis=-1))", "npx.softmax(scores, axis=-1)"), "stays 1"),
+    ("mxnet", ("use_bias=False, ", ""), MATRIX),
+    ("mxnet", ("< valid_lens", "<= valid_lens"), "output differs"),
+]
+
+
+@pytest.mark.parametrize(("framework", "change", "sentence"), WRONG)
+def test_a_class_that_breaks_the_text_is_told(write, framework, change, sentence):
+    verdict = judge(*write(f"class-in-{framework}", key(framework, change)), time_limit=60.0)
+    assert verdict.status in ("wrong", "no answer")
+    assert sentence in verdict.line
 
 
 def test_a_layer_that_was_asked_nothing_is_not_right():

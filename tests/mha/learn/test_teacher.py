@@ -11,7 +11,7 @@ import pytest
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.registry import all_bugs, select
 from mha.learn.bench import bench
-from mha.learn.exercise import CatchExercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
+from mha.learn.exercise import CatchExercise, StepExercise
 from mha.learn.exercises import all_exercises, exercise
 from mha.learn.handout.folder import text_of
 from mha.learn.hints import of_answers, told
@@ -20,6 +20,7 @@ from mha.learn.names import OF_NO_EXERCISE, Found, explained, mistakes, same, st
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.catching import Shown, chosen
 from mha_core.reference.rules import RULES
+from tests.mha.learn.calling import answers_of
 
 # Nothing here depends on the version of a framework, and little on NumPy's.
 pytestmark = pytest.mark.same_on_newest
@@ -33,10 +34,7 @@ TURN_OF_QUERIES = [
 ]
 
 OTHER_END = [{"rotary-always-last", "rotary-other-end"}]
-OTHER_NORM = [
-    {"norm-always-layer", "norm-kind-exchanged"},
-    {"norm-always-over-all-heads", "norm-scope-exchanged"},
-]
+OTHER_NORM = [{"norm-always-layer", "norm-kind-exchanged"}, {"norm-always-over-all-heads", "norm-scope-exchanged"}]
 
 ALIKE = {
     # Each has one of the two steps alone.
@@ -68,14 +66,7 @@ ALIKE = {
 """Exercise -> its bugs that are the same where only its step is: no case of it could tell them apart."""
 
 OF_RULES = ("rule-", "llama3-", "yarn-", "longrope-", "factor-", "given-", "axes-")
-UNASKED = (
-    "additive-",
-    "allowed-",
-    "bias-",
-    "norm-",
-    *OF_NO_EXERCISE,
-    *(f"rotary-{what}" for what in OF_RULES),
-)
+UNASKED = ("additive-", "allowed-", "bias-", "norm-", *OF_NO_EXERCISE, *(f"rotary-{what}" for what in OF_RULES))
 
 IN_NO_EXERCISE = {
     # Of additive scores, a bias, `allowed`, several sources at once, dropout, a norm's bias or scope, rules of rotary
@@ -169,10 +160,6 @@ def test_the_reference_itself_is_right(one):
     assert verdict.status == "right", verdict.line
 
 
-def test_an_exercise_has_four_to_seven_cases():
-    assert {one.name: len(one.cases) for one in STEPS if not 4 <= len(one.cases) <= 7} == {}
-
-
 def kinds_of(one):
     """What a learner must expect in the calls of an exercise -> a word of it that the file must have."""
     for place in bench(one).places:
@@ -198,26 +185,10 @@ def test_no_case_has_anything_that_the_file_does_not_mention(one):
         assert re.search(word, text), f"{one.name}: {kind}"
 
 
-def test_there_are_as_many_exercises_as_the_tracks_have():
-    kinds = {"write": 22, "translate": 13, "catch": 8, "backwards": 4, "layer": 3, "experiment": 4}
-    counted = {track: sum(one.track == track for one in all_exercises(("numpy",))) for track in kinds}
-    assert counted == kinds
-    everything = all_exercises()
-    assert len({one.name for one in everything}) == len({one.file for one in everything}) == len(everything)
-
-
-# Two things at once ------------------------------------------------------------------------------------
-
-
 def textbook(scores, allowed):
     scores = np.where(allowed, scores, -np.inf)
     exponentials = np.exp(scores - scores.max())
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def answers_of(one, function):
-    with np.errstate(all="ignore"):
-        return tuple((np.asarray(function(*place.arguments)),) for place in bench(one).places)
 
 
 def test_the_textbooks_softmax_is_explained_by_its_pair():
@@ -229,42 +200,33 @@ def test_the_textbooks_softmax_is_explained_by_its_pair():
     assert text.count("What to change") == 2
 
 
-def test_both_sides_of_a_window_are_two_mistakes():
-    def strict(query_len, key_len, offsets, left, right):
-        ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
-        left, right = 99 if left is None else left, 99 if right is None else right
-        return ((-left < ahead) & (ahead < right))[:, None]
+def ahead_of(query_len, key_len, offsets):
+    return np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
 
+
+def strict(query_len, key_len, offsets, left, right):
+    ahead = ahead_of(query_len, key_len, offsets)
+    left, right = 99 if left is None else left, 99 if right is None else right
+    return ((-left < ahead) & (ahead < right))[:, None]
+
+
+def truthy(query_len, key_len, offsets, left, right):
+    ahead = ahead_of(query_len, key_len, offsets)
+    return ((-(left or 99) <= ahead) & (ahead <= (right or 99)))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("window", "wanted"),
+    [
+        (strict, {"window-counts-self-on-the-left", "window-counts-self-on-the-right"}),
+        (truthy, {"window-zero-is-none"}),  # `if left:` takes 0 for None
+    ],
+)
+def test_mistakes_of_a_window_are_told_apart(window, wanted):
     one = exercise("window")
-    answers = [
-        (np.broadcast_to(array, p.wanted[0].shape),)
-        for (array,), p in zip(answers_of(one, strict), bench(one).places, strict=True)
-    ]
-    found = explained(one, answers)
+    found = explained(one, answers_of(one, window))
     assert found.unknown == 0
-    wanted = {"window-counts-self-on-the-left", "window-counts-self-on-the-right"}
     assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset(wanted)}
-
-
-def test_a_window_of_width_0_is_not_one_without_a_bound():
-    """`if left:` takes 0 for None."""
-
-    def truthy(query_len, key_len, offsets, left, right):
-        ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
-        allowed = np.ones(ahead.shape, bool)
-        if left:
-            allowed &= -left <= ahead
-        if right:
-            allowed &= ahead <= right
-        return allowed[:, None]
-
-    one = exercise("window")
-    answers = [
-        (np.broadcast_to(array, p.wanted[0].shape),)
-        for (array,), p in zip(answers_of(one, truthy), bench(one).places, strict=True)
-    ]
-    found = explained(one, answers)
-    assert {frozenset(bug.id for bug in bugs) for bugs in found.explanations} == {frozenset({"window-zero-is-none"})}
 
 
 @pytest.mark.parametrize(
@@ -315,9 +277,6 @@ def test_nothing_is_named_that_does_not_explain_it(name, seed):
     assert explained(one, half) == Found()
 
 
-# The other tracks --------------------------------------------------------------------------------------
-
-
 def test_the_call_that_catching_starts_from_shows_none_of_the_hidden_bugs(tmp_path):
     path = tmp_path / "catch.py"
     path.write_text(text_of(exercise("catch-1")))
@@ -338,8 +297,9 @@ def test_a_hidden_bug_is_shown_by_the_case_that_the_last_hint_names():
             assert Shown(cases((one.shown_by,))[0].build()).by(select((one.bug,))[0]), one.name
 
 
-def test_every_exercise_has_rules_that_are_there():
-    for one in all_exercises():
+def test_every_exercise_has_a_name_and_a_file_of_its_own_and_rules_that_are_there():
+    everything = all_exercises()
+    assert len({one.name for one in everything}) == len({one.file for one in everything}) == len(everything)
+    for one in everything:
         assert set(one.rules) <= set(RULES), one.name
-    kinds = (StepExercise, CatchExercise, LayerExercise, NumbersExercise, HeadsExercise)
-    assert all(isinstance(one, kinds) for one in all_exercises())
+        assert not isinstance(one, StepExercise) or 4 <= len(one.cases) <= 7, one.name

@@ -6,13 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from mha.cli.main import main
 from mha.learn import judge as judging
 from mha.learn.bench import bench
 from mha.learn.exercises import exercise
-from mha.learn.hints import hint, of_answers
+from mha.learn.handout.folder import answered
+from mha.learn.hints import of_answers
 from mha.learn.judge import first_wrong_row, judge, verdict_of
 from mha.learn.names import explained, mistakes, sentences
 from mha.learn.progress import learned
@@ -22,14 +21,9 @@ from mha.learn.running.layering import Layered, cases_of
 from mha.learn.tracks.own import candidates_of
 from mha.learn.words import written_out
 from mha_core import SpecError
-from tests.mha.learn.answers import ANSWERS
+from tests.mha.learn.calling import answers_of, learn
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
-
-
-def answers_of(one, function):
-    with np.errstate(all="ignore"):
-        return tuple((np.asarray(function(*place.arguments)),) for place in bench(one).places)
 
 
 def products(queries, keys):
@@ -41,38 +35,26 @@ def softmax(scores):
     return powers / powers.sum()
 
 
+def by_angle(query, keys):
+    return softmax(np.cos(query - keys) / 2**0.5)
+
+
 TENTHS = 36 * np.arange(10)
 
 
 @pytest.mark.parametrize(
     ("name", "function", "sentence"),
     [
+        ("scores", lambda q, k, s: products(q, k) * (s or q.shape[-1] ** -0.5), "A scale of 0 is taken for none"),
         (
             "scores",
-            lambda q, k, scale: products(q, k) * (scale or q.shape[-1] ** -0.5),
-            "A scale of 0 is taken for none",
-        ),
-        (
-            "scores",
-            lambda q, k, scale: products(q, k) / (q.shape[-1] ** 0.5 if scale is None else scale),
-            "Products are divided by a scale that is given",
+            lambda q, k, s: products(q, k) / (q.shape[-1] ** 0.5 if s is None else s),
+            "Products are divided by a scale",
         ),
         ("weighted-sum", lambda w, v: w / w.sum(-1, keepdims=True) @ v, "It is divided by the sum of the weights"),
-        (
-            "weights-by-angle",
-            lambda degrees: softmax(np.cos(degrees - TENTHS) / 2**0.5),
-            "np.cos and np.sin take radians",
-        ),
-        (
-            "weights-by-angle",
-            lambda degrees: softmax(np.cos(degrees - np.deg2rad(TENTHS)) / 2**0.5),
-            "Of the query: np.cos and np.sin take radians",
-        ),
-        (
-            "weights-by-angle",
-            lambda degrees: softmax(np.cos(np.deg2rad(degrees) - TENTHS) / 2**0.5),
-            "Of the keys: np.cos and np.sin take radians",
-        ),
+        ("weights-by-angle", lambda d: by_angle(d, TENTHS), "np.cos and np.sin take radians"),
+        ("weights-by-angle", lambda d: by_angle(d, np.deg2rad(TENTHS)), "Of the query: np.cos and np.sin take radians"),
+        ("weights-by-angle", lambda d: by_angle(np.deg2rad(d), TENTHS), "Of the keys: np.cos and np.sin take radians"),
     ],
 )
 def test_a_mistake_of_one_exercise_is_named_in_every_case_or_not_at_all(name, function, sentence):
@@ -130,30 +112,15 @@ def test_of_a_wrong_shape_no_numbers_are_shown():
     assert "smallest" not in text
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("dot-products", "keys.swapaxes(-1, -2)"),
-        ("output", "multiply by weight.T"),
-        ("cut-heads", "their biases"),
-        ("head-importance", "Leave each head out"),
-    ],
-)
-def test_a_hint_without_a_mistake_says_what_to_look_at(name, words, write):
-    one, folder = write(name, f"def {exercise(name).function}(*arguments): raise ValueError('not yet')")
-    assert words in hint(one, folder, 2, "numpy").text
-
-
 def test_an_order_of_heads_that_is_reversed_is_called_so(write):
-    (answer,) = (one for one in ANSWERS if one.name == "head-importance/upside-down")
-    one, folder = write(answer.exercise, answer.source)
-    assert judge(one, folder).line.endswith("; 0.9 is enough; your order is reversed")
+    reversed_key = answered(exercise("head-importance")).replace("return np.linalg", "return -np.linalg")
+    assert judge(*write("head-importance", reversed_key)).line.endswith("; 0.9 is enough; your order is reversed")
 
 
 def test_of_a_layer_the_cases_are_counted_before_and_behind(write, monkeypatch):
     one, folder = write("plain-function", "def attention(): pass")
     monkeypatch.setattr(judging, "judged", lambda *given: Layered(right=37, unsupported=6))
-    shown = CliRunner().invoke(main, ["learn", "check", one.name, "--folder", str(folder)]).output
+    shown = learn("check", one.name, "--folder", folder).output
     assert f"Comparing {len(cases_of(one))} cases ..." in shown
     assert "equal to the reference in 37 cases; 6 cases ask for things that this exercise leaves out" in shown
 

@@ -4,8 +4,6 @@ Sizes are pairwise different where the model allows it. Weights are large enough
 uniform, and biases are not 0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

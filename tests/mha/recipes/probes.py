@@ -4,8 +4,6 @@ Each is called without arguments and tries one difference on the installed versi
 numbers that it saw, or None if there is no difference (any more).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """The base by which a decoder turns: its recipe's config carries it, and a wrong one in a port is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recipes of decoders: models of random weights that see every part, padded on the left, with a cache."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

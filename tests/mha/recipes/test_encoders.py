@@ -1,7 +1,5 @@
 """Recipes of encoders of texts, images and sounds that are no family of hf_models: what a model computes is judged."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Live layers that compute something else than their recipe reads are found by running them on probes."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -16,9 +14,6 @@ from mha_core import SpecError  # noqa: E402
 from tests.mha.recipes.hf_models import EXPECTED_LAYERS, NAMES, model_of  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
-
-
-# Live layers that compute something else -------------------------------------------------------------------
 
 
 def with_hook(site):
@@ -112,16 +107,3 @@ def test_a_model_that_can_not_be_run_is_refused_with_the_switch():
     with pytest.raises(SpecError, match="'flash_attention_2' is not understood .*probe=False hands"):
         attention_layers(model)
     assert len(attention_layers(model, probe=False)) == 2
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eager_empty_row", "eager_without_a_mask_is_not_causal", "eager_adds_a_bool_mask", "vit_softmax_in_float32"],
-)
-def test_probes_see_what_the_page_says(name):
-    from tests.mha.recipes import probes
-
-    before = torch.get_rng_state()
-    seen = getattr(probes, name)()
-    assert seen is not None
-    assert torch.equal(torch.get_rng_state(), before)

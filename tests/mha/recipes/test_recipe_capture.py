@@ -1,7 +1,5 @@
 """`mha.capture` of models of transformers, by the adapters that the recipes give it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Classes of recipes: those of one plain family have the same code, each of a family that turns is run, others wait."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -59,14 +57,10 @@ def _code(kind):
     functions = []
     for function in tree.body:
         if isinstance(function, ast.FunctionDef):
-            body = [part for part in function.body if not _is_docstring(part)]
+            body = function.body[ast.get_docstring(function) is not None :]
             names = [argument.arg for argument in function.args.args]
             functions.append(f"{function.name}{names}" + "".join(ast.dump(part) for part in body))
     return re.sub(r"'\w+(Config|Attention)'", "", "\n".join(functions))
-
-
-def _is_docstring(part):
-    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
 
 
 @pytest.mark.parametrize("family", PLAIN)

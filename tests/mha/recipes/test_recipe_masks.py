@@ -1,7 +1,5 @@
 """What the attention masks of transformers mean: which entries exclude, which are a bias, which are refused."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

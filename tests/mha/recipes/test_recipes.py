@@ -1,7 +1,5 @@
 """Recipes: every family's live modules and checkpoints say what they compute, and compute what they say."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -36,10 +34,6 @@ def recorded(name, implementation="sdpa", dtype="float32", **changes):
     return layers, {layer: found[0] for layer, found in calls.items()}
 
 
-def precision_of(site, problem, dtype):
-    return site.precision(dtype)
-
-
 @pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -50,7 +44,7 @@ def test_what_a_model_computes_is_the_definition(name, implementation, dtype):
     assert [site.name for site in layers] == EXPECTED_LAYERS[name]
     for site in layers:
         problem = calls[site.name]
-        found = judge_original(problem, precision_of(site, problem, dtype))
+        found = judge_original(problem, site.precision(dtype))
         assert found.equal, (site.name, found.mismatches)
         assert found.rows_without_key == 0
         assert set(found.ratios) == {"heads", "output"} | ({"weights"} if implementation == "eager" else set())
@@ -115,9 +109,7 @@ def test_vit_in_float64_has_its_softmax_in_float32_where_it_is_eager():
         layers, calls = recorded("vit", implementation, "float64")
         found = judge_original(calls[layers[0].name], Precision.of("float64"))
         assert found.equal == (implementation == "sdpa")
-        assert precision_of(layers[0], calls[layers[0].name], "float64").softmax == (
-            "float32" if implementation == "eager" else "float64"
-        )
+        assert layers[0].precision("float64").softmax == ("float32" if implementation == "eager" else "float64")
 
 
 def test_a_text_of_padding_alone_is_the_mean_of_all_values_in_eager_and_nothing_in_sdpa():
@@ -125,7 +117,7 @@ def test_a_text_of_padding_alone_is_the_mean_of_all_values_in_eager_and_nothing_
     for implementation in ("eager", "sdpa"):
         layers, calls = recorded("bert", implementation, "float64", attention_mask=nothing)
         site, problem = layers[0], calls[layers[0].name]
-        precision = precision_of(site, problem, "float64")
+        precision = site.precision("float64")
         found = judge_original(problem, precision)
         assert found.equal
         # One item, every head and query: eager adds the lowest number to all their scores, and sdpa has a bool mask.
@@ -144,7 +136,7 @@ def test_text_padded_on_the_left_gives_gpt2_rows_without_a_key_in_sdpa_alone():
         layers, calls = recorded("gpt2", implementation, attention_mask=left)
         for site in layers:
             problem = calls[site.name]
-            found = judge_original(problem, precision_of(site, problem, "float32"))
+            found = judge_original(problem, site.precision("float32"))
             assert found.equal
             assert found.rows_without_key == (0 if implementation == "eager" else 3 * 3)
             if implementation == "eager":  # the mean of all values, which the definition gives too

@@ -16,19 +16,12 @@ from conformance.zoo.registry import select
 from mha import Recording
 from mha.cli.main import main
 from mha.formats.readers.safetensors import create
-from mha.projections.said import MEANT, causal_otherwise, read_otherwise
+from mha.projections.said import MEANT, causal_otherwise
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall
-from mha.recordings.replay import judge_recording
-from mha_core import (
-    AttentionConfig,
-    AttentionInputs,
-    AttentionMask,
-    SpecError,
-    save_weights,
-)
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, save_weights
 from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
 from tests.conformance.measure.wrong import wrong_at
@@ -48,26 +41,36 @@ def _filled(state, weights):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-# Explaining -------------------------------------------------------------------------------------------
+def named(recording):
+    """What explains a recording of one dtype, by name."""
+    (found,) = explain(recording)
+    return [explanation.name for explanation in found.explanations]
 
 
-@pytest.mark.parametrize("bug", ["scale-missing", "lens-ignored", "split-d-h", "q-k-weights-exchanged"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_recorded_bug_is_named(bug, dtype):
-    (found,) = explain(recording_of(layer_of(dtype), *select((bug,))))
-    assert bug in [explanation.name for explanation in found.explanations]
+BUGS = ("scale-missing", "lens-ignored", "split-d-h", "q-k-weights-exchanged")
+RULED_OUT = AttentionConfig(12, 4, num_kv_heads=2, key_dim=7, value_dim=9)
+"""Its sizes rule out packings."""
+
+
+@pytest.mark.parametrize(
+    ("bug", "dtype", "config"),
+    [
+        *((bug, dtype, CONFIG) for bug in BUGS for dtype in ("float64", "float32")),
+        ("scale-missing + out-proj-bias-missing", "float32", CONFIG),
+        ("scale-missing", "float32", RULED_OUT),
+    ],
+)
+def test_a_recorded_bug_is_named(bug, dtype, config):
+    bugs = bug.split(" + ")
+    found = named(recording_of(layer_of(dtype, config=config), *select(tuple(bugs))))
+    assert set(bugs) in [set(name.split(" + ")) for name in found]
 
 
 def test_a_hypothesis_must_fit_every_call():
-    """One call leaves several bugs open; another call, which passes, decides."""
     ignored = select(("lens-ignored",))
-    one = recording_of(layer_of(), *ignored, masks=MASKS[1:2])
-    (ambiguous,) = explain(one)
-    names = {explanation.name for explanation in ambiguous.explanations}
-    assert len(names) > 1
-    (found,) = explain(recording_of(layer_of(), *ignored, masks=(*MASKS, AttentionMask(np.array([5, 4])))))
-    fewer = {explanation.name for explanation in found.explanations}
-    assert "lens-ignored" in fewer < names
+    open_yet = {*named(recording_of(layer_of(), *ignored, masks=MASKS[1:2]))}
+    decided = {*named(recording_of(layer_of(), *ignored, masks=(*MASKS, AttentionMask(np.array([5, 4])))))}
+    assert "lens-ignored" in decided < open_yet
 
 
 def test_a_layer_leaves_padded_rows_as_they_are():
@@ -76,72 +79,27 @@ def test_a_layer_leaves_padded_rows_as_they_are():
     as_given = {"key_inputs": lambda state: state.inputs.keys, "value_inputs": lambda state: state.inputs.values}
     left = replace(after, forward={**after.forward, **as_given})
     for bug in (after, left):
-        (found,) = explain(recording_of(layer_of(), bug, masks=(lens,)))
-        assert [explanation.name for explanation in found.explanations] == ["mask-after-softmax"]
+        assert named(recording_of(layer_of(), bug, masks=(lens,))) == ["mask-after-softmax"]
     (found,) = explain(recording_of(layer_of(), replace(left, forward=as_given), masks=(lens,)))
     assert not found.failing  # without the mistake it is right
 
 
 @pytest.mark.nightly("a recording's first wrong step is read", every=2)
 @pytest.mark.parametrize(
-    ("step", "change", "stage", "said"),
+    ("step", "change", "said"),
     [
-        (
-            "heads",
-            lambda s, x: 0.9 * x,
-            "heads",
-            "The heads' outputs read back through out_proj are the right ones times 0.9.",
-        ),
-        ("weights", _over_queries, "weights", "summed over the queries they give 1: look at the axis of the softmax."),
-        ("weights", _filled, "weights", "Excluded scores become -1, which leaves these keys a weight."),
+        ("heads", lambda s, x: 0.9 * x, "outputs read back through out_proj are the right ones times 0.9."),
+        ("weights", _over_queries, "summed over the queries they give 1: look at the axis of the softmax."),
+        ("weights", _filled, "Excluded scores become -1, which leaves these keys a weight."),
     ],
 )
-def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, change, stage, said):
+def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, change, said):
     layer = layer_of("float64", config=AttentionConfig(24, 4, bias=True))
     (found,) = explain(recording_of(layer, wrong_at(step, change), masks=MASKS[2:]))
     text = describe(found)
-    assert f"First wrong step: the {MADE[stage]}" in text
+    assert f"First wrong step: the {MADE[step]}" in text
     assert said in text
     assert NO_CAUSE not in text
-
-
-def test_pairs_are_found():
-    (found,) = explain(recording_of(layer_of(), *select(("scale-missing", "out-proj-bias-missing"))))
-    assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
-
-
-@pytest.mark.nightly("a recording's cause is named")
-def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
-    """A causal mask that is inverted and transposed lacks its diagonal; the row that this empties shows the fill."""
-    pair = ("causal-without-diagonal", "fill-1e9-averaged")
-    (found,) = explain(recording_of(layer_of(), *select(pair), masks=MASKS[2:]))
-    named = [{bug.id for bug in one.bugs} for one in found.explanations]
-    assert set(pair) in named
-    assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
-
-
-@pytest.mark.nightly("a recording's cause is named")
-def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was_said():
-    """Nothing tells it where no reading gives what was recorded; what somebody said counts."""
-    layer = layer_of()
-    allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
-    wrong = recording_of(layer, *select(("merge-without-transpose",)), masks=(AttentionMask(allowed=allowed),))
-    calls = []
-    for call in wrong.calls:
-        mask = call.inputs.mask
-        if mask.allowed is not None:
-            mask = replace(mask, allowed=~mask.allowed)
-        calls.append(replace(call, inputs=replace(call.inputs, mask=mask)))
-    read = replace(wrong, calls=tuple(calls))
-    assumed = f"batch_first=True, keep {MEANT[False]}"
-    guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
-    assert [one.otherwise for one in explain_layers(guessed)] == [{"": read_otherwise}]
-    (found,) = explain(guessed)
-    assert [one.name for one in found.explanations] == ["merge-without-transpose"]
-    for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
-        (found,) = explain(replace(read, calls=tuple(others)))
-        assert "mask-inverted + merge-without-transpose" in [one.name for one in found.explanations]
-        assert "merge-without-transpose" not in [one.name for one in found.explanations]
 
 
 def test_a_mask_that_was_read_is_named_as_the_layer_does(tmp_path):
@@ -163,12 +121,11 @@ def test_each_wrong_packing_is_named():
     """Every order that is known is found again from outputs alone, and no other one with it."""
     layer = layer_of(config=AttentionConfig(24, 4, bias=True))  # heads as wide as two orders of pairs need
     for bug in packing_bugs():
-        (found,) = explain(recording_of(layer, bug))
-        assert [explanation.name for explanation in found.explanations] == [bug.id]
+        assert named(recording_of(layer, bug)) == [bug.id]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named", "said"),
+    ("wrong", "cause", "said"),
     [
         (
             {"k_proj": "v_proj", "v_proj": "k_proj"},
@@ -188,7 +145,7 @@ def test_each_wrong_packing_is_named():
         ),
     ],
 )
-def test_what_a_port_with_grouped_heads_holds_is_named_and_explains_it(wrong, named, said, tmp_path):
+def test_what_a_port_with_grouped_heads_holds_is_named_and_explains_it(wrong, cause, said, tmp_path):
     """Keys and values of grouped heads have the same sizes; rows of heads are permuted for rotary positions."""
     config = AttentionConfig(32, 4, num_kv_heads=2, bias=True)
     layer, path = layer_of(config=config), tmp_path / "source.safetensors"
@@ -202,8 +159,7 @@ def test_what_a_port_with_grouped_heads_holds_is_named_and_explains_it(wrong, na
     save_weights(path, config, layer.weights)
     meant, (line,) = intended(recording_of(replace(layer, weights=held)), path)
     assert said in line
-    (found,) = explain(meant)
-    assert [one.name for one in found.explanations] == [named]
+    assert named(meant) == [cause]
 
 
 def test_packings_do_what_they_say():
@@ -218,40 +174,32 @@ def test_packings_do_what_they_say():
         np.testing.assert_array_equal(state[stage], getattr(wanted, stage))
 
 
+PROJECTED = ("q_proj", "k_proj", "v_proj")
+CHANNELS = np.arange(12).reshape(4, 3).T.ravel()
+"""(d, h): where each of the right channels stands."""
+
+
 @pytest.mark.nightly("a recording's cause is named", but=("False",))
 @pytest.mark.parametrize("of_the_output", [False, True])
 def test_channels_in_the_other_order_are_named(of_the_output):
     layer = layer_of()
-    channels = np.arange(12).reshape(4, 3).T.ravel()  # (d, h): where each of the right ones stands
-    held = dict(layer.weights)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        for kind in ("weight", "bias"):
-            held[f"{name}.{kind}"] = held[f"{name}.{kind}"][channels]
-    named = "channels-d-h-read-as-h-d"
+    held = {name: array[CHANNELS] if name[:6] in PROJECTED else array for name, array in layer.weights.items()}
+    cause = "channels-d-h-read-as-h-d"
     if of_the_output:
-        held["out_proj.weight"] = held["out_proj.weight"][:, channels]
-        named += " + output-channels-d-h-read-as-h-d"
-    (found,) = explain(recording_of(layer, held=held))
-    assert [explanation.name for explanation in found.explanations] == [named]
+        held["out_proj.weight"] = held["out_proj.weight"][:, CHANNELS]
+        cause += " + output-channels-d-h-read-as-h-d"
+    assert named(recording_of(layer, held=held)) == [cause]
 
 
 def test_weights_in_another_order_beside_right_biases_are_named():
     layer = layer_of()
-    names = [f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj")]
-    for order, named in (
+    for order, cause in (
         (lambda w: w.T.copy(), "each-weight-read-as-in-out"),
-        (lambda w: w[np.arange(12).reshape(4, 3).T.ravel()], "channels-d-h-read-as-h-d-in-weights"),
-        (lambda w: w[np.arange(12).reshape(3, 4).T.ravel()], "channels-h-d-read-as-d-h-in-weights"),
+        (lambda w: w[CHANNELS], "channels-d-h-read-as-h-d-in-weights"),
+        (lambda w: w[np.argsort(CHANNELS)], "channels-h-d-read-as-d-h-in-weights"),
     ):
-        held = {**layer.weights, **{name: order(layer.weights[name]) for name in names}}
-        (found,) = explain(recording_of(layer, held=held))
-        assert [explanation.name for explanation in found.explanations] == [named]
-
-
-def test_packings_that_sizes_rule_out_do_not_get_in_the_way():
-    layer = layer_of(config=AttentionConfig(12, 4, num_kv_heads=2, key_dim=7, value_dim=9))
-    (found,) = explain(recording_of(layer, *select(("scale-missing",))))
-    assert "scale-missing" in [explanation.name for explanation in found.explanations]
+        held = {**layer.weights, **{f"{name}.weight": order(layer.weights[f"{name}.weight"]) for name in PROJECTED}}
+        assert named(recording_of(layer, held=held)) == [cause]
 
 
 def test_of_a_large_batch_two_items_decide(monkeypatch):
@@ -280,17 +228,12 @@ def test_of_a_large_batch_two_items_decide(monkeypatch):
     assert found.mismatch.index[0] == 0
 
 
-# Several layers ---------------------------------------------------------------------------------------
-
-
 def layers_with(*bugs):
     """A recording of a layer for each of these names of a bug; "" is right, and "unknown" a bug that nobody has."""
-    layers, calls = [], []
+    layers, calls = [layer_of(name=f"blocks.{index}", seed=index) for index in range(len(bugs))], []
     for index, bug in enumerate(bugs):
-        layers.append(layer_of(name=f"blocks.{index}", seed=index))
-        (call,) = recording_of(
-            layers[-1], *(select((bug,)) if bug not in ("", "unknown") else ()), masks=MASKS[1:2]
-        ).calls
+        made = select((bug,)) if bug not in ("", "unknown") else ()
+        (call,) = recording_of(layers[index], *made, masks=MASKS[1:2]).calls
         output = call.outputs["output"]
         calls.append(replace(call, layer=index, outputs={"output": output**2 if bug == "unknown" else output}))
     return Recording(tuple(layers), tuple(calls))
@@ -312,18 +255,6 @@ def searches(monkeypatch):
     return seen
 
 
-def test_each_wrong_layer_is_explained_by_itself_and_those_that_differ_alike_together(searches):
-    (found,) = explain_layers(layers_with("", "scale-missing", "unknown", "lens-ignored", "scale-missing"))
-    assert (found.right, found.beyond) == (("blocks.0",), {})
-    assert [(names, [one.name for one in diagnosis.explanations]) for names, diagnosis in found.found] == [
-        (("blocks.1", "blocks.4"), ["scale-missing"]),
-        (("blocks.2",), []),
-        (("blocks.3",), ["lens-ignored"]),
-    ]
-    assert found.found[0][1].failing == ("blocks.1", "blocks.4")
-    assert searches == ["blocks.1", "blocks.2", "blocks.3"]
-
-
 def test_layers_with_one_fault_are_searched_once(searches):
     (found,) = explain_layers(layers_with(*["lens-ignored"] * 5))
     assert [names for names, _ in found.found] == [tuple(f"blocks.{index}" for index in range(5))]
@@ -335,14 +266,12 @@ def test_of_layers_that_nothing_explains_few_are_searched(searches):
     (found,) = explain_layers(replace(recording, calls=recording.calls * 2))
     assert [names for names, _ in found.found] == [(f"blocks.{index}",) for index in range(MOST_IN_VAIN)]
     assert len(searches) == 2 * MOST_IN_VAIN
-    assert list(found.beyond.items()) == [
-        (f"blocks.{MOST_IN_VAIN + index}", f"blocks.{MOST_IN_VAIN + index}#*") for index in (0, 1)
-    ]
+    left = [f"blocks.{MOST_IN_VAIN + index}" for index in (0, 1)]
+    assert list(found.beyond.items()) == [(name, f"{name}#*") for name in left]
 
 
 def test_of_right_layers_all_calls_are_told_together():
-    (found,) = explain_layers(layers_with("", ""))
-    ((names, diagnosis),) = found.found
+    ((names, diagnosis),) = explain_layers(layers_with("", ""))[0].found
     assert names == diagnosis.passing == ("blocks.0", "blocks.1")
 
 
@@ -362,24 +291,6 @@ def test_a_layer_that_nothing_explains_may_be_causal_if_nobody_said_that_it_is_n
     printed = " ".join(CliRunner().invoke(main, ["diagnose", str(path)]).output.split())
     assert "Nothing said this of the layer: causal=True, by_head=False. It is taken so:" in printed
     assert "A causal query sees one place ahead" in printed
-
-
-# A wrong port, judged by what was ported ------------------------------------------------------------------
-
-
-def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones(tmp_path):
-    original = layer_of()
-    held = wrongly_ported(original)
-    port = recording_of(replace(original, weights=held))
-    assert {result.status for result in judge_recording(port)} == {"equal"}
-    save_weights(tmp_path / "source.safetensors", CONFIG, original.weights)
-    meant, (line,) = intended(port, tmp_path / "source.safetensors")
-    assert line.startswith("The layer holds other weights than ")
-    assert line.endswith(
-        "source.safetensors: q_proj.weight, q_proj.bias, k_proj.weight, k_proj.bias, v_proj.weight, v_proj.bias."
-    )
-    (found,) = explain(meant)
-    assert [explanation.name for explanation in found.explanations] == ["packed-per-head-read-as-thirds"]
 
 
 def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by_them(tmp_path):
@@ -449,10 +360,7 @@ def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
 
 def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     """As `mha convert --all --to canonical` writes it."""
-    path, layers = (
-        tmp_path / "canonical.safetensors",
-        [layer_of(name=name, seed=seed) for seed, name in enumerate("ab")],
-    )
+    path, layers = tmp_path / "canonical.safetensors", two_layers("ab").layers
     with create(path, layout="canonical", configs={one.name: one.config for one in layers}, metadata={}) as add:
         for one in layers:
             for name, array in one.weights.items():
@@ -464,9 +372,8 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     save_file(layer_of().weights, path)  # arrays alone: the number of heads is that of the recorded layer
     assert intended(recording_of(layer_of()), path)[1] == [f"The layer holds the weights of {path}."]
     save_file({"q_proj.weight": np.ones((3, 5), np.float32)}, path)
-    with pytest.raises(SpecError, match=r"no config of a layer, and no layer of a layout that is known") as raised:
+    with pytest.raises(SpecError, match=r"no layer of a layout that is known.*give a recording of the original$"):
         intended(recording_of(layer_of()), path)
-    assert str(raised.value).endswith("give a recording of the original"), "mha convert could not read it"
     save_file({name: np.zeros((5, 3), np.float32) for name in layer_of().weights if name.endswith("weight")}, path)
     with pytest.raises(SpecError, match=r"that were recorded \(.* must have .*\): .*, or what `mha convert"):
         intended(recording_of(layer_of()), path)
@@ -477,9 +384,7 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "other"), [("nanogpt", "gpt-bigcode"), ("gpt-bigcode", "nanogpt")])
-def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_taken_and_the_other_said(
-    layout, other, tmp_path
-):
+def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_taken(layout, other, tmp_path):
     """A right layer of nanoGPT was said to read GPT-BigCode's weights wrongly."""
     path = tmp_path / "c_attn.safetensors"
     save_file(get(layout).write(CONFIG, layer_of().weights), path)

@@ -72,22 +72,14 @@ def test_the_arrays_of_such_a_module_are_found(tmp_path):
 
 
 WRONG = {
-    "a shape of a text": (
-        lambda said: said["modules"][1]["parameters"]["weight"].__setitem__(0, ["5", 4]),
-        "the shape of 'weight' must be a list of sizes. Got ['5', 4].",
-    ),
-    "a shape of lists": (
-        lambda said: said["modules"][1]["parameters"]["weight"].__setitem__(0, [[5], 4]),
-        "the shape of 'weight' must be a list of sizes. Got [[5], 4].",
-    ),
-    "no shape": (
-        lambda said: said["modules"][1]["parameters"]["weight"].__setitem__(0, "54"),
-        "the shape of 'weight' must be a list of sizes. Got '54'.",
-    ),
-    "a module twice": (
-        lambda said: said["calls"][3].update(module=1),
-        "no call is of module 3, '2'",
-    ),
+    **{
+        name: (
+            lambda said, shape=shape: said["modules"][1]["parameters"]["weight"].__setitem__(0, shape),
+            f"the shape of 'weight' must be a list of sizes. Got {shape!r}.",
+        )
+        for name, shape in (("a shape of a text", ["5", 4]), ("a shape of lists", [[5], 4]), ("no shape", "54"))
+    },
+    "a module twice": (lambda said: said["calls"][3].update(module=1), "no call is of module 3, '2'"),
     "a name twice": (lambda said: said["modules"][2].update(name="0"), "two modules have the name '0'"),
     "half a module": (lambda said: said["calls"][1].update(module=1.5), "call 1 names a module or a call that is not"),
     "within half a call": (lambda said: said["calls"][1].update(within=0.5), "call 1 names a module or a call that is"),

@@ -15,6 +15,7 @@ from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.modules.stream import ArrayStream
 from mha.recordings.recording import Recording
 from mha_core import SpecError
+from tests.mha.recordings.capture.live_calls import refused
 
 
 @dataclass
@@ -103,18 +104,10 @@ def test_attention_layers_stand_beside(tmp_path):
 
 def test_what_the_recorder_refuses(model, tmp_path):
     target = tmp_path / "none.safetensors"
-    with pytest.raises(SpecError, match="needs a file"), mha.capture(model, modules=True):
-        pass
-    with pytest.raises(SpecError, match="no module was called"), mha.capture(model, target, modules=True):
-        pass
-    with (
-        pytest.raises(SpecError, match="at its limit of 100 bytes"),
-        mha.capture(model, target, modules=True, limit=100),
-    ):
-        model(torch.randn(3, 6))
-    dropping = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
-    with pytest.raises(SpecError, match="drops out"), mha.capture(dropping, target, modules=True):
-        pass
+    refused("needs a file", model, modules=True)
+    refused("no module was called", model, lambda: None, target, modules=True)
+    refused("at its limit of 100 bytes", model, lambda: model(torch.randn(3, 6)), target, modules=True, limit=100)
+    refused("drops out", nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)), path=target, modules=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,9 +118,7 @@ def test_what_the_reader_refuses(model, tmp_path):
         ModuleRecording(tmp_path / "other.safetensors")
     data = path.read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[:-40])
-    (tmp_path / "header.safetensors").write_bytes(
-        data.replace(b'"inner.linear"'.replace(b'"', b'\\"'), b'\\"inner.linexr\\"', 1)
-    )
+    (tmp_path / "header.safetensors").write_bytes(data.replace(b'\\"inner.linear\\"', b'\\"inner.linexr\\"', 1))
     for name in ("cut", "header"):
         with pytest.raises(SpecError, match="safetensors"):
             ModuleRecording(tmp_path / f"{name}.safetensors")

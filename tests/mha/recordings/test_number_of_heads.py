@@ -40,21 +40,16 @@ def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not
         "well). Say --num-heads, or give a recording of the original."
     ) in said
     assert _diagnosed(port, bare, "--num-heads", "4")[0] == 0
-    for path, has, more in (
-        (bare, "the original", ["--num-heads", "6"]),
-        (canonical, canonical, []),
-        (calls, calls, []),
-    ):
+    settings = {bare: ("the original", ["--num-heads", "6"]), canonical: (canonical, []), calls: (calls, [])}
+    for path, (has, more) in settings.items():
         status, said = _diagnosed(port, path, *more)
         assert (status, "not proved" in said.lower()) == (1, False)
         assert f"by the settings that it has, so that these are the cause: num_heads is 4; {has} has 6. r" in said, said
         assert said.count("num_heads is 4") == 1 + (path == calls)
         assert "head_dim" not in said
         assert "scale" not in said, "it follows from the number of heads"
-    assert _diagnosed(port, canonical, "--num-heads", "4") == (
-        2,
-        f"Error: num_heads must be 6, as {canonical} says. Got 4.",
-    )
+    said = f"Error: num_heads must be 6, as {canonical} says. Got 4."
+    assert _diagnosed(port, canonical, "--num-heads", "4") == (2, said)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"num_attention_heads": 6}')
     beside = bare.rename(tmp_path / "model" / "model.safetensors")

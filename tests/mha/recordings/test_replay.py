@@ -19,14 +19,8 @@ from mha import Recording
 from mha.cli.porter.replay import replay as replay_command
 from mha.cli.suite.diagnose import diagnose
 from mha.recordings.replay import judge_recording, replay
-from mha_core import (
-    SpecError,
-    Trace,
-    save_weights,
-)
+from mha_core import SpecError, Trace, save_weights
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
-
-# Judging ----------------------------------------------------------------------------------------------
 
 
 def test_what_was_recorded_is_judged_in_its_dtype():
@@ -98,13 +92,11 @@ def test_calls_are_chosen_by_name_and_dtype():
     chosen = replay(recording, [ReferenceSubject()], same_dtype=True)
     assert [result.case for result in chosen.results] == ["b"]
     assert [result.case for result in chosen.recorded] == ["a", "b"]
+    assert [case.id for case in recording.cases("float64")] == ["b"]
     chosen = replay(recording, [ReferenceSubject()], patterns=["a*"])
     assert [result.case for result in chosen.everything] == ["a", "a"]
     with pytest.raises(SpecError, match=r"no call is named 'c' \(there are: a, b\)"):
         replay(recording, [], patterns=["c"])
-
-
-# The commands ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -170,8 +162,10 @@ def test_diagnose_explains_a_file(tmp_path):
     assert "There is nothing to explain." in done.output
     done = run(diagnose, port, "--weights", source)
     assert done.exit_code == 1
-    assert "The layer holds other weights than" in done.output
+    moved = ", ".join(f"{name}.{kind}" for name in ("q_proj", "k_proj", "v_proj") for kind in ("weight", "bias"))
+    assert f"The layer holds other weights than {source}: {moved}." in done.output.replace("\n", " ")
     assert "A weight packed head by head, (head, [q, k, v], width)" in done.output
+    assert "packed-per-head-read-as-thirds" in done.output
 
 
 def test_diagnose_tells_layers_that_differ_alike_together(tmp_path):

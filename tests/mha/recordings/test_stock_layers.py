@@ -37,12 +37,7 @@ STOCK = {
         ("keras-gqa", GROUPED, {"sliding_window": 3}),
         ("d2l-tf", SAME, {}),
     ],
-    "jax": [
-        ("linen", WIDTHS, {}),
-        ("nnx", ALIKE, {}),
-        ("nnx", replace(SAME, dropout=0.25), {}),
-        ("d2l-jax", SAME, {}),
-    ],
+    "jax": [("linen", WIDTHS, {}), ("nnx", ALIKE, {}), ("nnx", replace(SAME, dropout=0.25), {}), ("d2l-jax", SAME, {})],
     "mxnet": [("gluon", WIDTHS, {}), ("d2l-mxnet", SAME, {}), ("mxnet-selfatt", SAME, {}), ("mxnet-encdec", SAME, {})],
 }
 """Backend -> layout, config and options of each layer of its framework."""

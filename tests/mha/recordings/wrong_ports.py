@@ -7,13 +7,7 @@ import numpy as np
 from conformance.zoo.bug import BuggySubject
 from mha import Recording
 from mha.recordings.recording import RecordedCall, RecordedLayer
-from mha_core import (
-    AttentionConfig,
-    AttentionInputs,
-    AttentionMask,
-    init_weights,
-    layouts,
-)
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, layouts
 from mha_core.dtypes import round_to
 from mha_core.weights import check_weights
 

@@ -5,8 +5,6 @@ it, or behind it. The changed one is recorded, and judged by the original. Ports
 Words on the command line take the rows of this kind, family, side or module; `-v` prints all that is said.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import tempfile
@@ -44,10 +42,12 @@ from tests.mha.seam.planting import (
 LLAMA = "model.layers.1.self_attn"
 FIRST = "model.layers.0.self_attn"
 BERT = "encoder.layer.1.attention.self"
+VIT = "layers.1.attention"
 BIASED = "encoder.block.0.layer.0.SelfAttention"
 CROSS = "decoder.layers.0.encoder_attn"
 
-SINKS = "torch.cat([attn_weights, sinks], dim=-1)"
+WITHOUT_SINKS = function("torch.cat([attn_weights, sinks], dim=-1)", "attn_weights", "probs[..., :-1]", "probs")
+HEADS_FLIPPED = function("attn_output.transpose(1, 2)", "attn_output.flip(1).transpose(1, 2)")
 CALL = "        query_states,\n"
 TILED = ("repeat_kv(key, module.num_key_value_groups)", "key.repeat(1, module.num_key_value_groups, 1, 1)")
 TILED = (*TILED, "repeat_kv(value, module.num_key_value_groups)", "value.repeat(1, module.num_key_value_groups, 1, 1)")
@@ -61,22 +61,26 @@ AT = "torch.ones_like(attention_mask).triu(-3).tril(-3) > 0"
 WIDER = f"+ torch.where({AT}, attention_mask.diagonal(dim1=-2, dim2=-1)[..., None, :], attention_mask)"
 AHEAD = "+ torch.cat([attention_mask[..., 1:, :], attention_mask[..., -1:, :]], -2)"
 TILE = "key_states, value_states = (t.repeat(1, self.num_key_value_groups, 1, 1) for t in (key_states, value_states))"
+TILE += "; self.num_key_value_groups = 1"
+WINDOW = made_by("create_sliding_window_causal_mask", with_window)
+NOTHING = setting(lambda module: None)
 INF = "attention_mask.masked_fill(attention_mask < -1e30, -torch.inf)"
+
+
+def rows(kind, side, plant, /, **targets):
+    """The same fault in several families: each with the module that has it."""
+    return [Row(kind, family, side, target, plant) for family, target in targets.items()]
+
 
 ROWS = [
     # In the function.
-    Row("mask of another item", "bert", "in", BERT, function("+ attention_mask", "+ attention_mask.flip(0)")),
-    Row("mask of another item", "llama", "in", LLAMA, function("+ attention_mask", "+ attention_mask.flip(0)")),
+    *rows(
+        "mask of another item", "in", function("+ attention_mask", "+ attention_mask.flip(0)"), bert=BERT, llama=LLAMA
+    ),
     Row("scale wrong", "llama", "in", LLAMA, function("* scaling", "* scaling**2")),
     Row("scale wrong", "t5", "in", BIASED, function("* scaling", "* query.shape[-1]**-0.5")),
     Row("scale wrong", "deepseek_v3", "in", LLAMA, function("* scaling", "* module.qk_nope_head_dim**-0.5")),
-    Row(
-        "sinks dropped",
-        "gpt_oss",
-        "in",
-        LLAMA,
-        function(SINKS, "attn_weights", "probs[..., :-1]", "probs"),
-    ),
+    Row("sinks dropped", "gpt_oss", "in", LLAMA, WITHOUT_SINKS),
     Row("sinks of another head", "gpt_oss", "in", FIRST, function("module.sinks.re", "module.sinks.roll(1).re")),
     Row("softcap missing", "gemma2", "in", LLAMA, function("if softcap is not None:", "if False:")),
     Row(
@@ -86,18 +90,9 @@ ROWS = [
         LLAMA,
         function("* scaling\n", "* scaling + attention_mask\n", "if attention_mask is not None:", "if False:"),
     ),
-    Row(
-        "window one key too wide",
-        "gpt_oss",
-        "in",
-        FIRST,
-        function("+ attention_mask", WIDER),
-    ),
-    Row("window one key too wide", "gemma2", "in", FIRST, function("+ attention_mask", WIDER)),
-    Row("tiled groups", "llama", "in", LLAMA, function(*TILED)),
-    Row("tiled groups", "gpt_oss", "in", FIRST, function(*TILED)),
-    Row("bf16 softmax", "llama", "in", LLAMA, function(SOFT32, BF16)),
-    Row("bf16 softmax", "vit", "in", "layers.1.attention", function(SOFT32, BF16)),
+    *rows("window one key too wide", "in", function("+ attention_mask", WIDER), gpt_oss=FIRST, gemma2=FIRST),
+    *rows("tiled groups", "in", function(*TILED), llama=LLAMA, gpt_oss=FIRST),
+    *rows("bf16 softmax", "in", function(SOFT32, BF16), llama=LLAMA, vit=VIT),
     Row("causal off by one", "llama", "in", LLAMA, function("+ attention_mask", AHEAD)),
     Row(
         "causal off by one",
@@ -118,8 +113,7 @@ ROWS = [
         ),
         True,
     ),
-    Row("padding ignored", "bert", "in", BERT, function("if attention_mask is not None:", "if False:")),
-    Row("padding ignored", "bart", "in", CROSS, function("if attention_mask is not None:", "if False:")),
+    *rows("padding ignored", "in", function("if attention_mask is not None:", "if False:"), bert=BERT, bart=CROSS),
     Row("position bias dropped", "t5", "in", BIASED, function("+ position_bias", "+ 0 * position_bias")),
     Row("position bias transposed", "t5", "in", BIASED, function("+ position_bias", "+ position_bias.mT")),
     Row(
@@ -131,13 +125,7 @@ ROWS = [
             "matmul(query, key.", "matmul(query, value.", "matmul(attn_weights, value)", "matmul(attn_weights, key)"
         ),
     ),
-    Row(
-        "head order changed",
-        "vit",
-        "in",
-        "layers.1.attention",
-        function("attn_output.transpose(1, 2)", "attn_output.flip(1).transpose(1, 2)"),
-    ),
+    Row("head order changed", "vit", "in", VIT, HEADS_FLIPPED),
     Row(
         "head order changed",
         "llama",
@@ -175,22 +163,8 @@ ROWS = [
     Row("sinks of another head", "gpt_oss", "before", FIRST, setting(lambda m: m.sinks.copy_(m.sinks.roll(1)))),
     Row("softcap missing", "gemma2", "before", LLAMA, setting(lambda m: setattr(m, "attn_logit_softcapping", None))),
     Row("softcap wrong", "gemma2", "before", LLAMA, setting(lambda m: setattr(m, "attn_logit_softcapping", 3.0))),
-    Row(
-        "window one key too wide",
-        "gpt_oss",
-        "before",
-        "model",
-        made_by("create_sliding_window_causal_mask", with_window),
-    ),
-    Row(
-        "window one key too wide",
-        "gemma2",
-        "before",
-        "model",
-        made_by("create_sliding_window_causal_mask", with_window),
-    ),
-    Row("tiled groups", "llama", "before", LLAMA, line(ASK, f"{TILE}; self.num_key_value_groups = 1; {ASK}")),
-    Row("tiled groups", "gpt_oss", "before", FIRST, line(ASK, f"{TILE}; self.num_key_value_groups = 1; {ASK}")),
+    *rows("window one key too wide", "before", WINDOW, gpt_oss="model", gemma2="model"),
+    *rows("tiled groups", "before", line(ASK, f"{TILE}; {ASK}"), llama=LLAMA, gpt_oss=FIRST),
     Row(
         "cache off by one",
         "llama",
@@ -250,8 +224,7 @@ ROWS = [
         ),
     ),
     Row("other layout of rotation", "deepseek_v3", "before", LLAMA, line("self.config.rope_interleave", "False")),
-    Row("wrong base", "llama", "before", "model.rotary_emb", setting(other_base)),
-    Row("wrong base", "gpt_oss", "before", "model.rotary_emb", setting(other_base)),
+    *rows("wrong base", "before", setting(other_base), llama="model.rotary_emb", gpt_oss="model.rotary_emb"),
     Row("q norm eps", "qwen3", "before", f"{LLAMA}.q_norm", setting(lambda m: setattr(m, "variance_epsilon", 1e-3))),
     Row(
         "latent norm eps",
@@ -283,7 +256,7 @@ ROWS = [
         "half precision",
         "vit",
         "before",
-        "layers.1.attention",
+        VIT,
         line("        value_states,\n", "            value_states.half().float(),\n"),
     ),
     Row("NaN rows", "qwen3", "before", FIRST, line(ASK, f"attention_mask = {INF}; {ASK}"), left=True),
@@ -302,35 +275,20 @@ ROWS = [
     Row("scale wrong", "llama", "in", LLAMA, function("* scaling", "* scaling**2"), left=True),
     Row("tiled groups", "llama", "in", LLAMA, function(*TILED), left=True),
     Row("tiled groups", "gpt_oss", "in", FIRST, function(*TILED), left=True),
-    Row(
-        "sinks dropped", "gpt_oss", "in", LLAMA, function(SINKS, "attn_weights", "probs[..., :-1]", "probs"), left=True
-    ),
-    Row(
-        "head order changed",
-        "llama",
-        "in",
-        LLAMA,
-        function("attn_output.transpose(1, 2)", "attn_output.flip(1).transpose(1, 2)"),
-        left=True,
-    ),
-    Row("nothing changed", "llama", "port", LLAMA, setting(lambda m: None), left=True),
-    Row("nothing changed", "gpt_oss", "port", LLAMA, setting(lambda m: None), left=True),
+    Row("sinks dropped", "gpt_oss", "in", LLAMA, WITHOUT_SINKS, left=True),
+    Row("head order changed", "llama", "in", LLAMA, HEADS_FLIPPED, left=True),
+    Row("nothing changed", "llama", "port", LLAMA, NOTHING, left=True),
+    Row("nothing changed", "gpt_oss", "port", LLAMA, NOTHING, left=True),
     # Behind it.
     Row("head order changed", "llama", "behind", LLAMA, line(JOIN, "attn_output.flip(2).reshape(*input_shape, -1)")),
     Row("head order changed", "gpt_oss", "behind", LLAMA, line(JOIN, "attn_output.mT.reshape(*input_shape, -1)")),
     # Right ports.
-    Row("nothing changed", "llama", "port", LLAMA, setting(lambda m: None)),
-    Row("nothing changed", "gemma2", "port", LLAMA, setting(lambda m: None)),
-    Row("nothing changed", "llama", "port", LLAMA, setting(lambda m: None), True),
-    Row("own softmax, einsum", "gpt_oss", "port", FIRST, function(whole=own_formula)),
-    Row("own softmax, einsum", "gemma2", "port", LLAMA, function(whole=own_formula)),
-    Row("own softmax, einsum", "t5", "port", BIASED, function(whole=own_formula)),
-    Row("sdpa, bool mask", "llama", "port", LLAMA, function(whole=of_library)),
-    Row("sdpa, bool mask", "bert", "port", BERT, function(whole=of_library)),
-    Row("online softmax in blocks", "qwen3", "port", LLAMA, function(whole=in_blocks)),
-    Row("online softmax in blocks", "bart", "port", CROSS, function(whole=in_blocks)),
-    Row("float64 inside", "deepseek_v3", "port", LLAMA, function(whole=in_float64)),
-    Row("float64 inside", "whisper", "port", CROSS, function(whole=in_float64)),
+    *rows("nothing changed", "port", NOTHING, llama=LLAMA, gemma2=LLAMA),
+    Row("nothing changed", "llama", "port", LLAMA, NOTHING, True),
+    *rows("own softmax, einsum", "port", function(whole=own_formula), gpt_oss=FIRST, gemma2=LLAMA, t5=BIASED),
+    *rows("sdpa, bool mask", "port", function(whole=of_library), llama=LLAMA, bert=BERT),
+    *rows("online softmax in blocks", "port", function(whole=in_blocks), qwen3=LLAMA, bart=CROSS),
+    *rows("float64 inside", "port", function(whole=in_float64), deepseek_v3=LLAMA, whisper=CROSS),
 ]
 
 

@@ -1,7 +1,5 @@
 """Small models of transformers with random weights, and ways to plant one fault in them (`faults.py`)."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import textwrap
@@ -14,37 +12,13 @@ from unittest import mock
 import torch
 import transformers as hf
 
-DECODER = {
-    "vocab_size": 41,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-}
-ENCODER = {
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-PAIR = {
-    "d_model": 24,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 20,
-    "decoder_ffn_dim": 20,
-    "vocab_size": 41,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+SIZES = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER = {**SIZES, "vocab_size": 41, "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 32}
+DECODER |= {"pad_token_id": 0, "eos_token_id": 1}
+SIDES = {"layers": 1, "attention_heads": 4, "ffn_dim": 20}
+PAIR = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDES.items()}
+PAIR |= {"d_model": 24, "vocab_size": 41, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+PAIR |= {"decoder_start_token_id": 1}
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 10, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6}
 DEEPSEEK = {**DECODER, **LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 2, "head_dim": 4}
 WINDOW = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
@@ -58,25 +32,27 @@ MODELS: dict[str, tuple[type, Any]] = {
     "qwen3": (hf.Qwen3ForCausalLM, lambda: hf.Qwen3Config(**DECODER)),
     "gpt_oss": (hf.GptOssForCausalLM, lambda: hf.GptOssConfig(**DECODER, **EXPERTS, **WINDOW)),
     "gemma2": (hf.Gemma2ForCausalLM, lambda: hf.Gemma2Config(**DECODER, **GEMMA, **WINDOW)),
+    "vaultgemma": (hf.VaultGemmaForCausalLM, lambda: hf.VaultGemmaConfig(**DECODER)),
+    "diffllama": (hf.DiffLlamaForCausalLM, lambda: hf.DiffLlamaConfig(**DECODER)),
     "deepseek_v3": (hf.DeepseekV3ForCausalLM, lambda: hf.DeepseekV3Config(**DEEPSEEK)),
     "t5": (hf.T5EncoderModel, lambda: hf.T5Config(**T5)),
-    "bert": (hf.BertModel, lambda: hf.BertConfig(**ENCODER, vocab_size=41, max_position_embeddings=32)),
-    "vit": (hf.ViTModel, lambda: hf.ViTConfig(**ENCODER, image_size=12, patch_size=4)),
+    "bert": (hf.BertModel, lambda: hf.BertConfig(**SIZES, vocab_size=41, max_position_embeddings=32)),
+    "vit": (hf.ViTModel, lambda: hf.ViTConfig(**SIZES, image_size=12, patch_size=4)),
     "bart": (hf.BartModel, lambda: hf.BartConfig(**PAIR, max_position_embeddings=32)),
     "whisper": (hf.WhisperModel, lambda: hf.WhisperConfig(**PAIR, **SOUND)),
 }
 PAIRS = ("bart", "whisper")
 
 
-def model_of(family: str) -> torch.nn.Module:
+def model_of(family: str, implementation: str = "eager", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A model of that family, every parameter of it random."""
     made, config = MODELS[family]
     with torch.random.fork_rng():
         torch.manual_seed(3)
         settings = config()
-        settings._attn_implementation = "eager"
+        settings._attn_implementation = implementation
         settings._experts_implementation = "eager"  # the others do not run in float64
-        model = made(settings).eval()
+        model = made(settings).eval().to(dtype)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))

@@ -4,8 +4,6 @@ Every model type is built small, with random weights, and run once; its attentio
 function, by their projections or by a recipe, or refused. What can't be built small is left out and counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """`mha where` of two recordings at the attention function, of decoding with a cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

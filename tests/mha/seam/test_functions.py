@@ -1,7 +1,5 @@
 """Calls of the frameworks' own attention functions inside a model of somebody's: recorded and judged."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """docs/seam.md: its examples run, one after another."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

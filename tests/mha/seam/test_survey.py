@@ -1,7 +1,5 @@
 """docs/seam.md: which attention classes of transformers are read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Capture, attention functions and `mha where` of models of transformers, at the function that they look up."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from contextlib import nullcontext
@@ -20,21 +18,22 @@ from mha.coverage import UnreadWarning  # noqa: E402
 from mha.recordings.replay import judge_recording  # noqa: E402
 from mha.seam.function import attention_function  # noqa: E402
 from mha_core import SpecError  # noqa: E402
-from tests.mha.seam.models import batch_of, model_of  # noqa: E402
+from tests.mha.seam.planting import function, inputs_of, model_of  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
 LAYERS = ("model.layers.0.self_attn", "model.layers.1.self_attn")
+BATCH = inputs_of("llama", left=True)
 
 
 def outputs_of(model, **more):
     with torch.no_grad():
-        return model(**batch_of(), **more)[0]
+        return model(**BATCH, **more)[0]
 
 
 def captured(model, path=None, *, padded=True, **asked):
     """The recording, and the warnings."""
-    batch = batch_of() if padded else {"input_ids": batch_of()["input_ids"]}
+    batch = BATCH if padded else {"input_ids": BATCH["input_ids"]}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with torch.no_grad(), mha.capture(model, path, **asked) as seen:
@@ -48,12 +47,12 @@ def captured(model, path=None, *, padded=True, **asked):
 def test_calls_are_recorded_and_follow_the_definition(name, implementation):
     if (name, implementation) in (("gpt_oss", "sdpa"), ("vaultgemma", "sdpa")):
         pytest.skip("sdpa has neither sinks nor a softcap")
-    model = model_of(name, attn_implementation=implementation)
+    model = model_of(name, implementation)
     before = outputs_of(model)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UnreadWarning)
         with mha.capture(model, layers=["*"]) as seen:
-            after = model(**batch_of())[0]
+            after = model(**BATCH)[0]
     assert torch.equal(before, after)
     recording = seen.recording
     assert len(recording.calls) in (2, 4)  # DiffLlama calls twice
@@ -62,7 +61,7 @@ def test_calls_are_recorded_and_follow_the_definition(name, implementation):
 
 def test_no_bounds_are_computed_of_calls_that_are_right(monkeypatch):
     monkeypatch.setattr(AllowedError, "_look_at", lambda *_, **__: pytest.fail("it computed the bounds"))
-    _, told = captured(model_of("gpt_oss", attn_implementation="eager"))
+    _, told = captured(model_of("gpt_oss"))
     assert "recorded at the attention function" in told[0]
 
 
@@ -90,7 +89,7 @@ def test_recording_costs_little():
 
 
 def test_what_is_not_recorded_is_said():
-    recording, (told,) = captured(model_of("gpt_oss", attn_implementation="eager"))
+    recording, (told,) = captured(model_of("gpt_oss"))
     assert [layer.name for layer in recording.layers] == list(LAYERS)
     assert all(layer.is_at_seam and not layer.config.projections for layer in recording.layers)
     assert (
@@ -104,7 +103,7 @@ def test_what_is_not_recorded_is_said():
 
 
 def test_sinks_are_one_more_key():
-    model = model_of("gpt_oss", attn_implementation="eager")
+    model = model_of("gpt_oss")
     recording, _ = captured(model)
     inputs = recording.calls[1].inputs
     assert inputs.keys.shape == (2, 2, 8, 6)
@@ -114,71 +113,22 @@ def test_sinks_are_one_more_key():
 
 
 def test_the_float32_softmax_of_an_eager_function_in_float64_is_said():
-    model = model_of("vaultgemma", dtype=torch.float64, attn_implementation="eager")
+    model = model_of("vaultgemma", dtype=torch.float64)
     _, (told,) = captured(model, padded=False)
     assert "; their softmax is in float32: model.layers.0.self_attn" in told
 
 
 def test_a_function_that_computes_something_else_is_refused_with_its_place(tmp_path):
-    from transformers.models.t5 import modeling_t5
-
-    model = model_of("t5", attn_implementation="eager")
-    own = modeling_t5.eager_attention_forward
-
-    def hotter(module, query, key, value, attention_mask, **more):
-        return own(module, 2.0 * query, key, value, attention_mask, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_t5, "eager_attention_forward", hotter)
-        with pytest.raises(
-            SpecError, match=r"nothing to record: encoder.block.0.layer.0.SelfAttention: what its atten"
-        ):
-            captured(model)
-        path = tmp_path / "port.safetensors"
+    model, name, path = model_of("t5"), "encoder.block.0.layer.0.SelfAttention", tmp_path / "port.safetensors"
+    with function("* scaling", "* 2.0 * scaling")(model, name):
+        with pytest.raises(SpecError, match=f"nothing to record: {name}: what its atten"):
+            captured(model, layers=[name])
         captured(model, path, modules=True)
-    right = model_of("t5", attn_implementation="eager")
-    found = mha.where(right, path).diagnosed["encoder.block.0.layer.0.SelfAttention"]
+    found = mha.where(model_of("t5"), path).diagnosed[name]
     assert "Its attention function does not follow the definition of what it is handed: " in found
     assert "What it hands to its attention function is what the original hands over." in found
     said = CliRunner().invoke(diagnose, [str(path)])
     assert said.exit_code == 1, said.output
-
-
-def test_where_says_what_a_module_hands_over(tmp_path):
-    from transformers.models.gpt_oss import modeling_gpt_oss
-
-    own = modeling_gpt_oss.apply_rotary_pos_emb
-
-    def queries_alone(query, key, cos, sin, *more):
-        return own(query, key, cos, sin, *more)[0], key
-
-    path = tmp_path / "port.safetensors"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_gpt_oss, "apply_rotary_pos_emb", queries_alone)
-        captured(model_of("gpt_oss", attn_implementation="eager"), path, modules=True)
-    found = mha.where(model_of("gpt_oss", attn_implementation="eager"), path).diagnosed[LAYERS[0]]
-    assert found.startswith(
-        "Its attention function follows the definition. What it hands to its attention function is n"
-    )
-    assert "Queries, values, mask are the original's." in found
-    assert "keys[" in found
-
-
-def test_dropped_sinks_are_named(tmp_path):
-    from transformers.models.gpt_oss import modeling_gpt_oss
-
-    def without_sinks(module, query, key, value, attention_mask, scaling, **more):
-        keys, values = (modeling_gpt_oss.repeat_kv(one, module.num_key_value_groups) for one in (key, value))
-        scores = query @ keys.mT * scaling + attention_mask
-        weights = scores.softmax(dim=-1)
-        return (weights @ values).transpose(1, 2), weights
-
-    path = tmp_path / "port.safetensors"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_gpt_oss, "eager_attention_forward", without_sinks)
-        captured(model_of("gpt_oss", attn_implementation="eager"), path, modules=True)
-    said = CliRunner().invoke(diagnose, [str(path)])
-    assert "The sinks are left out of the softmax's denominator." in said.output
 
 
 @pytest.mark.parametrize(
@@ -203,15 +153,14 @@ def test_a_backend_stands_in_the_place_of_a_models_own_function(backend_name):
 
     AttentionInterface.register(f"mha-{backend_name}", attention_function(backend_name))
     AttentionMaskInterface.register(f"mha-{backend_name}", sdpa_mask)
-    model = model_of("gpt_oss", attn_implementation="eager")
+    model = model_of("gpt_oss")
     wanted = outputs_of(model)[:, -1]
     model.set_attn_implementation(f"mha-{backend_name}")
     torch.testing.assert_close(outputs_of(model)[:, -1], wanted, atol=2e-5, rtol=0.0)
-    ids = batch_of()
     with torch.no_grad():
-        there = model.generate(**ids, max_new_tokens=3, do_sample=False)
+        there = model.generate(**BATCH, max_new_tokens=3, do_sample=False)
         model.set_attn_implementation("eager")
-        assert torch.equal(there, model.generate(**ids, max_new_tokens=3, do_sample=False))
+        assert torch.equal(there, model.generate(**BATCH, max_new_tokens=3, do_sample=False))
 
 
 def test_a_bug_of_the_zoo_can_stand_there():

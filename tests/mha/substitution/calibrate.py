@@ -3,8 +3,6 @@
 python -m tests.mha.substitution.calibrate --seeds 30
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections import defaultdict

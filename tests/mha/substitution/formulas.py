@@ -1,8 +1,8 @@
 """What modules compute, in four frameworks, each in its own way: right numbers for the derived bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,93 +18,72 @@ Formula = Callable[[Arrays, float], Any]
 """Arrays by name, and an epsilon, to what the module gives."""
 
 FRAMEWORKS = ("torch", "tf", "jax", "mxnet")
+SAME = ("relu", "tanh", "sigmoid", "silu", "softmax")
+"""Functions that Keras and JAX have by these names."""
 WIDTHS = (1, 3, 16, 64, 257, 768)
 
 
-def in_torch() -> dict[str, Formula]:
-    def rms(a: Arrays, e: float) -> Any:
-        return functional.rms_norm(a["x"], a["x"].shape[-1:], a["scale"], e)
-
-    def gated(a: Arrays, e: float) -> Any:
-        return (functional.silu(a["x"] @ a["gate"].T) * (a["x"] @ a["up"].T)) @ a["down"].T
-
+def formulas(f: Any) -> dict[str, Formula]:
+    """What is computed of arrays by these functions of one framework."""
     return {
-        "linear": lambda a, e: functional.linear(a["x"], a["weight"], a["bias"]),
-        "linear, relu": lambda a, e: functional.relu(functional.linear(a["x"], a["weight"], a["bias"])),
-        "embedding": lambda a, e: functional.embedding(a["ids"], a["weight"]),
-        "LayerNorm": lambda a, e: functional.layer_norm(a["x"], a["x"].shape[-1:], a["scale"], a["bias"], e),
-        "RMSNorm": rms,
-        "relu": lambda a, e: functional.relu(a["x"]),
-        "tanh": lambda a, e: torch.tanh(a["x"]),
-        "sigmoid": lambda a, e: torch.sigmoid(a["x"]),
-        "SiLU": lambda a, e: functional.silu(a["x"]),
-        "GELU with tanh": lambda a, e: functional.gelu(a["x"], approximate="tanh"),
-        "softmax": lambda a, e: torch.softmax(a["x"], -1),
+        "linear": lambda a, e: f.linear(a["x"], a["weight"], a["bias"]),
+        "linear, relu": lambda a, e: f.relu(f.linear(a["x"], a["weight"], a["bias"])),
+        "embedding": lambda a, e: f.embedding(a["ids"], a["weight"]),
+        "LayerNorm": lambda a, e: f.layer_norm(a["x"], a["scale"], a["bias"], e),
+        "RMSNorm": lambda a, e: f.rms_norm(a["x"], a["scale"], e),
+        "relu": lambda a, e: f.relu(a["x"]),
+        "tanh": lambda a, e: f.tanh(a["x"]),
+        "sigmoid": lambda a, e: f.sigmoid(a["x"]),
+        "SiLU": lambda a, e: f.silu(a["x"]),
+        "GELU with tanh": lambda a, e: f.gelu(a["x"]),
+        "softmax": lambda a, e: f.softmax(a["x"]),
         "sum": lambda a, e: a["x"] + a["y"],
         "product": lambda a, e: a["x"] * a["y"],
-        "gated MLP": gated,
+        "gated MLP": lambda a, e: f.linear(f.silu(f.linear(a["x"], a["gate"])) * f.linear(a["x"], a["up"]), a["down"]),
     }
+
+
+def in_torch() -> dict[str, Formula]:
+    f = SimpleNamespace(**{name: getattr(functional, name) for name in ("linear", "embedding", "relu", "silu")})
+    f.tanh, f.sigmoid, f.softmax = torch.tanh, torch.sigmoid, partial(torch.softmax, dim=-1)
+    f.gelu = partial(functional.gelu, approximate="tanh")
+    f.layer_norm = lambda x, scale, bias, e: functional.layer_norm(x, x.shape[-1:], scale, bias, e)
+    f.rms_norm = lambda x, scale, e: functional.rms_norm(x, x.shape[-1:], scale, e)
+    return formulas(f)
 
 
 def in_tf() -> dict[str, Formula]:
     import keras
     from keras import ops
 
-    def norm(a: Arrays, e: float) -> Any:
-        made = keras.layers.LayerNormalization(epsilon=e, dtype=a["x"].dtype.name)
-        made.build(a["x"].shape)
-        made.set_weights([a["scale"], a["bias"]])
-        return made(a["x"])
+    def norm(x: Any, scale: Any, bias: Any, e: float) -> Any:
+        made = keras.layers.LayerNormalization(epsilon=e, dtype=x.dtype.name)
+        made.build(x.shape)
+        made.set_weights([scale, bias])
+        return made(x)
 
-    return {
-        "linear": lambda a, e: ops.matmul(a["x"], ops.transpose(a["weight"])) + a["bias"],
-        "linear, relu": lambda a, e: ops.relu(ops.matmul(a["x"], ops.transpose(a["weight"])) + a["bias"]),
-        "embedding": lambda a, e: ops.take(a["weight"], a["ids"], axis=0),
-        "LayerNorm": norm,
-        "RMSNorm": lambda a, e: ops.rms_normalization(a["x"], a["scale"], axis=-1, epsilon=e),
-        "relu": lambda a, e: ops.relu(a["x"]),
-        "tanh": lambda a, e: ops.tanh(a["x"]),
-        "sigmoid": lambda a, e: ops.sigmoid(a["x"]),
-        "SiLU": lambda a, e: ops.silu(a["x"]),
-        "GELU with tanh": lambda a, e: ops.gelu(a["x"], approximate=True),
-        "softmax": lambda a, e: ops.softmax(a["x"]),
-        "sum": lambda a, e: a["x"] + a["y"],
-        "product": lambda a, e: a["x"] * a["y"],
-        "gated MLP": lambda a, e: ops.matmul(
-            ops.silu(ops.matmul(a["x"], ops.transpose(a["gate"]))) * ops.matmul(a["x"], ops.transpose(a["up"])),
-            ops.transpose(a["down"]),
-        ),
-    }
+    f = SimpleNamespace(layer_norm=norm, **{name: getattr(ops, name) for name in SAME})
+    f.linear = lambda x, weight, bias=0.0: ops.matmul(x, ops.transpose(weight)) + bias
+    f.embedding = lambda ids, weight: ops.take(weight, ids, axis=0)
+    f.rms_norm = lambda x, scale, e: ops.rms_normalization(x, scale, axis=-1, epsilon=e)
+    f.gelu = partial(ops.gelu, approximate=True)
+    return formulas(f)
 
 
 def in_jax() -> dict[str, Formula]:
     import flax.linen as nn
     import jax
 
-    def norm(kind: Any) -> Formula:
-        def run(a: Arrays, e: float) -> Any:
-            names = ("scale", "bias") if kind is nn.LayerNorm else ("scale",)
-            own = kind(epsilon=e, dtype=a["x"].dtype, param_dtype=a["x"].dtype)
-            return own.apply({"params": {name: a[name] for name in names}}, a["x"])
+    def norm(kind: Any, e: float, x: Any, **params: Any) -> Any:
+        return kind(epsilon=e, dtype=x.dtype, param_dtype=x.dtype).apply({"params": params}, x)
 
-        return run
-
-    return {
-        "linear": lambda a, e: a["x"] @ a["weight"].T + a["bias"],
-        "linear, relu": lambda a, e: jax.nn.relu(a["x"] @ a["weight"].T + a["bias"]),
-        "embedding": lambda a, e: a["weight"][a["ids"]],
-        "LayerNorm": norm(nn.LayerNorm),
-        "RMSNorm": norm(nn.RMSNorm),
-        "relu": lambda a, e: jax.nn.relu(a["x"]),
-        "tanh": lambda a, e: jax.numpy.tanh(a["x"]),
-        "sigmoid": lambda a, e: jax.nn.sigmoid(a["x"]),
-        "SiLU": lambda a, e: jax.nn.silu(a["x"]),
-        "GELU with tanh": lambda a, e: jax.nn.gelu(a["x"], approximate=True),
-        "softmax": lambda a, e: jax.nn.softmax(a["x"]),
-        "sum": lambda a, e: a["x"] + a["y"],
-        "product": lambda a, e: a["x"] * a["y"],
-        "gated MLP": lambda a, e: (jax.nn.silu(a["x"] @ a["gate"].T) * (a["x"] @ a["up"].T)) @ a["down"].T,
-    }
+    f = SimpleNamespace(**{name: getattr(jax.nn, name) for name in SAME})
+    f.linear = lambda x, weight, bias=None: x @ weight.T if bias is None else x @ weight.T + bias
+    f.embedding = lambda ids, weight: weight[ids]
+    f.layer_norm = lambda x, scale, bias, e: norm(nn.LayerNorm, e, x, scale=scale, bias=bias)
+    f.rms_norm = lambda x, scale, e: norm(nn.RMSNorm, e, x, scale=scale)
+    f.gelu = partial(jax.nn.gelu, approximate=True)
+    return formulas(f)
 
 
 def in_mxnet() -> dict[str, Formula]:
@@ -112,39 +91,22 @@ def in_mxnet() -> dict[str, Formula]:
 
     F = mx.nd
 
-    def dense(a: Arrays, weight: str, x: Any, bias: Any = None) -> Any:
-        own = a[weight]
-        rest = (own,) if bias is None else (own, bias)
-        return F.FullyConnected(x, *rest, num_hidden=own.shape[0], no_bias=bias is None, flatten=False)
+    def linear(x: Any, weight: Any, *bias: Any) -> Any:
+        return F.FullyConnected(x, weight, *bias, num_hidden=weight.shape[0], no_bias=not bias, flatten=False)
 
-    def rms(a: Arrays, e: float) -> Any:
-        return F.broadcast_mul(F.broadcast_mul(a["x"], F.rsqrt((a["x"] ** 2).mean(-1, keepdims=True) + e)), a["scale"])
+    def embedding(ids: Any, weight: Any) -> Any:
+        rows, width = weight.shape
+        return F.Embedding(ids, weight, input_dim=rows, output_dim=width, dtype="float64").astype(weight.dtype)
 
-    def gelu(a: Arrays, e: float) -> Any:
-        return 0.5 * a["x"] * (1 + F.tanh(np.sqrt(2 / np.pi) * (a["x"] + 0.044715 * a["x"] ** 3)))
+    def rms(x: Any, scale: Any, e: float) -> Any:
+        return F.broadcast_mul(F.broadcast_mul(x, F.rsqrt((x**2).mean(-1, keepdims=True) + e)), scale)
 
-    def gated(a: Arrays, e: float) -> Any:
-        gate = dense(a, "gate", a["x"])
-        return dense(a, "down", gate * F.sigmoid(gate) * dense(a, "up", a["x"]))
-
-    return {
-        "linear": lambda a, e: dense(a, "weight", a["x"], a["bias"]),
-        "linear, relu": lambda a, e: F.relu(dense(a, "weight", a["x"], a["bias"])),
-        "embedding": lambda a, e: F.Embedding(
-            a["ids"], a["weight"], input_dim=a["weight"].shape[0], output_dim=a["weight"].shape[1], dtype="float64"
-        ).astype(a["weight"].dtype),
-        "LayerNorm": lambda a, e: F.LayerNorm(a["x"], a["scale"], a["bias"], eps=e),
-        "RMSNorm": rms,
-        "relu": lambda a, e: F.relu(a["x"]),
-        "tanh": lambda a, e: F.tanh(a["x"]),
-        "sigmoid": lambda a, e: F.sigmoid(a["x"]),
-        "SiLU": lambda a, e: a["x"] * F.sigmoid(a["x"]),
-        "GELU with tanh": gelu,
-        "softmax": lambda a, e: F.softmax(a["x"]),
-        "sum": lambda a, e: a["x"] + a["y"],
-        "product": lambda a, e: a["x"] * a["y"],
-        "gated MLP": gated,
-    }
+    f = SimpleNamespace(linear=linear, embedding=embedding, rms_norm=rms)
+    f.relu, f.tanh, f.sigmoid, f.softmax = F.relu, F.tanh, F.sigmoid, F.softmax
+    f.layer_norm = lambda x, scale, bias, e: F.LayerNorm(x, scale, bias, eps=e)
+    f.silu = lambda x: x * F.sigmoid(x)
+    f.gelu = lambda x: 0.5 * x * (1 + F.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return formulas(f)
 
 
 FORMULAS = {"torch": in_torch, "tf": in_tf, "jax": in_jax, "mxnet": in_mxnet}

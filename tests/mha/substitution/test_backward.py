@@ -1,4 +1,4 @@
-"""`mha.where` backward: the modules whose gradients are wrong, in five APIs, and recordings that have gradients."""
+"""`mha.where` backward: the modules whose gradients are wrong, and recordings that have gradients, in five APIs."""
 
 from contextlib import nullcontext
 
@@ -10,34 +10,106 @@ from torch import nn
 import mha
 from mha.substitution.reports.text import findings, last_line, tree
 from mha_core import SpecError
-from tests.mha.substitution.backward_ports import FAULTS, IDS, PORTS, WEIGHTS, original, state_of
 from tests.mha.substitution.encoder import models, ports
 from tests.mha.substitution.encoder.apis import each, skip_unless_asked
 from tests.mha.substitution.encoder.training import train
 
-WRONG = {"residual": "block", "gelu": "block", "variance": "block.norm", "embedding": "words", "bias": "block.dense"}
+WORDS, WIDTH = 7, 6
+IDS = torch.tensor([[1, 2, 3, 3], [0, 6, 5, 4]])
+FAULTS = {"residual": "block", "gelu": "block", "variance": "block.norm", "embedding": "words", "bias": "block.dense"}
+"""A residual that is detached; a GELU straight through; a norm's variance without gradient; an embedding's gradient
+halved; a bias detached: and the module that is wrong backward."""
 
 ENCODER = {"torch": lambda state: models.original(), **ports.PORTS}
+WEIGHTS = np.cos(np.arange(120, dtype=np.float32)).reshape(2, 5, 12)
+"""The loss is the sum of these times what the encoder gives."""
 
 
-@pytest.mark.nightly("the wrong module is named, in each framework", every=4)
-@pytest.mark.parametrize("api", each(PORTS))
+class Words(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.table, self.fault = nn.Parameter(torch.randn(WORDS, WIDTH)), fault
+
+    def forward(self, ids):
+        found = self.table[ids]
+        return found.detach() + 0.5 * (found - found.detach()) if self.fault == "embedding" else found
+
+
+class Norm(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.scale, self.shift, self.fault = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(WIDTH)), fault
+
+    def forward(self, x):
+        variance = x.var(-1, keepdim=True, unbiased=False)
+        variance = variance.detach() if self.fault == "variance" else variance
+        return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5) * self.scale + self.shift
+
+
+class Dense(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.fault = fault
+
+    def forward(self, x):
+        return x @ self.weight.T + (self.bias.detach() if self.fault == "bias" else self.bias)
+
+
+class Block(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.dense, self.norm, self.fault = Dense(fault), Norm(fault), fault
+
+    def forward(self, x):
+        inner = self.dense(x)
+        given = nn.functional.gelu(inner)
+        given = inner + (given - inner).detach() if self.fault == "gelu" else given
+        return self.norm(given + (x.detach() if self.fault == "residual" else x))
+
+
+class Model(nn.Module):
+    def __init__(self, fault=""):
+        super().__init__()
+        self.words, self.block = Words(fault), Block(fault)
+
+    def forward(self, ids):
+        return self.block(self.words(ids))
+
+
+def original():
+    torch.manual_seed(0)
+    return Model().eval()
+
+
 @pytest.mark.parametrize("fault", ["", *FAULTS])
-def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, api, fault, request):
-    skip_unless_asked(api, request)
-    model, path = original(), tmp_path / "port.safetensors"
-    port = PORTS[api](state_of(model), fault)
-    train(api, port, [IDS], WEIGHTS, mha.capture(port, path, modules=True, gradients=True))
+def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, fault):
+    model, port, path = original(), Model(fault).eval(), tmp_path / "port.safetensors"
+    port.load_state_dict(model.state_dict())
+    weights = np.cos(np.arange(2 * 4 * WIDTH, dtype=np.float32)).reshape(2, 4, WIDTH)
+    train("torch", port, [IDS.numpy()], weights, mha.capture(port, path, modules=True, gradients=True))
     report = mha.where(model, path)
     assert all(one.status == "equal" for one in report.results)
-    wrong = tuple(one.removeprefix("model/").replace("/", ".") for one in report.wrong)
-    assert wrong == ((WRONG[fault],) if fault else ())
+    assert report.wrong == ((FAULTS[fault],) if fault else ())
     assert report.equal is not bool(fault)
     assert last_line(report).startswith("Wrong: " if fault else "Equal: ")
     assert sum("is wrong backward" in line for line in findings(report)) == bool(fault)
     assert all("backward" in line for line in tree(report))
     if not fault:
         assert all(one.backward.status == "equal" and one.backward.compared for one in report.results)
+
+
+@pytest.mark.nightly("the wrong module is named, in each framework", but=("keras", "linen", "nnx"))
+@pytest.mark.parametrize("api", each(ports.PORTS))
+def test_a_gradient_that_is_stopped_in_any_framework_is_named(tmp_path, api, request):
+    skip_unless_asked(api, request)
+    model, path = models.original(), tmp_path / "port.safetensors"
+    port = ENCODER[api](models.state_of(model), "detached")
+    given = list(models.batch().values())
+    train(api, port, given, WEIGHTS, mha.capture(port, path, modules=True, gradients=True))
+    report = mha.where(model, path, inputs=models.batch())
+    assert report.wrong == (models.FAULTS["residual"][api],)
+    assert all(one.status != "wrong" for one in report.results)
 
 
 @pytest.mark.nightly("right ports are right, in each framework", but=("gluon",))
@@ -47,9 +119,8 @@ def test_a_right_encoder_is_equal_and_what_it_computes_is_the_same_to_the_bit(tm
     model, path = models.original(), tmp_path / "port.safetensors"
     port = ENCODER[api](models.state_of(model))
     given = list(models.batch().values())
-    weights = np.cos(np.arange(120, dtype=np.float32)).reshape(2, 5, 12)
-    without = train(api, port, given, weights, nullcontext())
-    found = train(api, port, given, weights, mha.capture(port, path, modules=True, gradients=True))
+    without = train(api, port, given, WEIGHTS, nullcontext())
+    found = train(api, port, given, WEIGHTS, mha.capture(port, path, modules=True, gradients=True))
     np.testing.assert_array_equal(found[0], without[0])
     assert len(found[1]) == len(without[1]) > 20
     for one, other in zip(found[1], without[1], strict=True):
@@ -146,18 +217,16 @@ def test_a_compiled_backward_pass_is_refused(tmp_path, request):
     skip_unless_asked("linen", request)
     import jax
 
-    port = PORTS["linen"](state_of(original()), "")
-    module, variables = port.unbind()
+    port = ENCODER["linen"](models.state_of(models.original()))
+    (module, variables), given = port.unbind(), models.batch().values()
     path = tmp_path / "port.safetensors"
     with pytest.raises(SpecError, match="that JAX traces"), mha.capture(port, path, modules=True, gradients=True):
-        jax.jit(jax.grad(lambda own: module.apply(own, IDS).sum()))(variables)
+        jax.jit(jax.grad(lambda own: module.apply(own, *given).sum()))(variables)
 
 
-def test_a_recording_without_gradients_is_judged_forward_alone(tmp_path):
+def test_a_recording_without_gradients_is_judged_forward_alone(judged):
     model = original()
-    with mha.capture(model, tmp_path / "port.safetensors", modules=True):
-        model(torch.from_numpy(IDS))
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, model, IDS)
     assert report.equal
     assert all(one.backward is None for one in report.results)
     assert not any("backward" in line for line in tree(report))

@@ -1,7 +1,5 @@
 """Bad input of `mha.where`: a line for what can't be judged, the other modules judged, and never "equal" for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from torch import nn
 
 import mha
-from mha.substitution.reports.report import WhereReport
 from mha.substitution.reports.text import last_line
 from mha_core import SpecError
 
@@ -42,7 +39,7 @@ JUDGED = ("dict", "dataclass")
 
 
 class Inner(nn.Module):
-    def __init__(self, gives: str) -> None:
+    def __init__(self, gives: str):
         super().__init__()
         self.linear, self.gives = nn.Linear(6, 6), GIVES[gives][0]
 
@@ -51,7 +48,7 @@ class Inner(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, gives: str, eps: float = 1e-5) -> None:
+    def __init__(self, gives: str, eps: float = 1e-5):
         super().__init__()
         torch.manual_seed(0)
         self.inner, self.norm, self.goes_on = Inner(gives), nn.LayerNorm(6, eps=eps), GIVES[gives][1]
@@ -60,25 +57,29 @@ class Model(nn.Module):
         return self.norm(self.goes_on(self.inner(x), x))
 
 
-def recorded(port, path, x=None):
-    """The port's recording, which leaves what it gives as it was."""
-    x = torch.from_numpy(X) if x is None else x
-    with torch.no_grad():
-        before = port(x)
-        with mha.capture(port, path, modules=True, overwrite=True):
-            assert torch.equal(port(x), before)
-    return path
+@pytest.fixture
+def where(tmp_path):
+    """A function of an original and a port to the report; recording leaves what the port gives as it was."""
+
+    def report(original, port, **options):
+        x, path = torch.from_numpy(X), tmp_path / "port.safetensors"
+        with torch.no_grad():
+            before = port.eval()(x)
+            with mha.capture(port, path, modules=True, overwrite=True):
+                assert torch.equal(port(x), before)
+        return mha.where(original.eval(), path, **options)
+
+    return report
 
 
-def reasons(report: WhereReport) -> dict[str, str]:
+def reasons(report):
     return {one.name: one.reason for one in report.results if one.status == "not judged"}
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("gives", GIVES)
-def test_what_a_module_gives_changes_nothing_for_the_others(gives, tmp_path):
-    path = recorded(Model(gives, eps=1e-1).eval(), tmp_path / "port.safetensors")
-    report = mha.where(Model(gives).eval(), path)
+def test_what_a_module_gives_changes_nothing_for_the_others(gives, where):
+    report = where(Model(gives), Model(gives, eps=1e-1))
     assert report.wrong == ("norm",)
     assert tuple(reasons(report)) == (() if gives in JUDGED else ("inner",))
     said = {
@@ -93,7 +94,7 @@ def test_what_a_module_gives_changes_nothing_for_the_others(gives, tmp_path):
 class Consumer(nn.Module):
     """A module that is given a generator."""
 
-    def __init__(self, eps: float = 1e-5) -> None:
+    def __init__(self, eps: float = 1e-5):
         super().__init__()
         torch.manual_seed(0)
         self.inner, self.norm = Summing(), nn.LayerNorm(6, eps=eps)
@@ -103,7 +104,7 @@ class Consumer(nn.Module):
 
 
 class Summing(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(6, 6)
 
@@ -111,8 +112,8 @@ class Summing(nn.Module):
         return self.linear(sum(parts))
 
 
-def test_a_generator_that_a_module_is_given_is_not_consumed(tmp_path):
-    report = mha.where(Consumer().eval(), recorded(Consumer(1e-1).eval(), tmp_path / "port.safetensors"))
+def test_a_generator_that_a_module_is_given_is_not_consumed(where):
+    report = where(Consumer(), Consumer(1e-1))
     assert report.wrong == ("norm",)
     assert "can't be run on it" in reasons(report)["inner"]
 
@@ -120,7 +121,7 @@ def test_a_generator_that_a_module_is_given_is_not_consumed(tmp_path):
 class Raising(nn.Module):
     """It raises in float64, where an original is judged."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self, error: BaseException | None = None):
         super().__init__()
         self.linear, self.error = nn.Linear(6, 6), error
 
@@ -138,48 +139,38 @@ def raising(error: BaseException | None = None, eps: float = 1e-5) -> nn.Module:
 @pytest.mark.parametrize(
     "error", [ValueError("no\nlines"), SystemExit(3), KeyError("k"), MemoryError(), StopIteration()]
 )
-def test_an_original_that_raises_is_a_line_for_its_module(error, tmp_path):
-    report = mha.where(raising(error), recorded(raising(eps=1e-1), tmp_path / "port.safetensors"))
+def test_an_original_that_raises_is_a_line_for_its_module(error, where):
+    report = where(raising(error), raising(eps=1e-1))
     assert report.wrong == ("1",)
     assert tuple(reasons(report)) == ("", "0")
     assert all(type(error).__name__ in one and "\n" not in one for one in reasons(report).values())
     with pytest.raises(SpecError, match="can't be run on the inputs: "):
-        mha.where(raising(error), tmp_path / "port.safetensors", inputs=[X.astype(np.float64)])
+        where(raising(error), raising(), inputs=[X.astype(np.float64)])
 
 
-def on_meta(where: str) -> tuple[nn.Module, nn.Module]:
-    """An original and a port, of which one has a parameter without numbers."""
-    models = [raising(), raising(eps=1e-1)]
-    if where == "original":
-        models[0][0].linear.weight = nn.Parameter(torch.empty(6, 6, device="meta"))
-    if where == "unused in the original":
-        models[0][0].spare = nn.Linear(2, 2, device="meta")
-    if where == "unused in the port":
-        models[1][0].spare = nn.Linear(2, 2, device="meta")
-    return models[0], models[1]
-
-
-@pytest.mark.parametrize("where", ["original", "unused in the original", "unused in the port"])
-def test_parameters_without_numbers(where, tmp_path):
+@pytest.mark.parametrize("place", ["original", "unused in the original", "unused in the port"])
+def test_parameters_without_numbers(place, where):
     """PyTorch computes with a weight on the meta device as if there were numbers in it."""
-    original, port = on_meta(where)
-    report = mha.where(original, recorded(port, tmp_path / "port.safetensors"))
+    original, port = raising(), raising(eps=1e-1)
+    if place == "original":
+        original[0].linear.weight = nn.Parameter(torch.empty(6, 6, device="meta"))
+    else:
+        (original if "original" in place else port)[0].spare = nn.Linear(2, 2, device="meta")
+    report = where(original, port)
     assert "1" not in report.judged or "1" in report.wrong  # what it is given may be anything, and not steady
-    if where == "unused in the port":
-        assert report.wrong == ("1",)
-        assert not reasons(report)
+    if place == "unused in the port":
+        assert (report.wrong, reasons(report)) == (("1",), {})
     else:
         assert {"", "0"} <= reasons(report).keys()
         assert "has no numbers: it is on the meta device" in reasons(report)[""]
 
 
-def test_models_on_the_meta_device_are_refused(tmp_path):
+def test_models_on_the_meta_device_are_refused(where, tmp_path):
     with torch.device("meta"):
         empty = nn.Sequential(nn.Linear(6, 5), nn.GELU()).eval()
-    path = recorded(nn.Sequential(nn.Linear(6, 5), nn.GELU()).eval(), tmp_path / "port.safetensors")
-    for original in (empty, nn.Sequential(nn.LazyLinear(5)).eval()):
+    for original in (empty, nn.Sequential(nn.LazyLinear(5))):
         with pytest.raises(SpecError, match=r"0\.weight has no numbers"):
-            mha.where(original, path)
+            where(original, nn.Sequential(nn.Linear(6, 5), nn.GELU()))
     target = tmp_path / "none.safetensors"
     with pytest.raises(SpecError, match="on the meta device"), mha.capture(empty, target, modules=True):
         empty(torch.empty(2, 6, device="meta"))
@@ -189,7 +180,7 @@ def test_models_on_the_meta_device_are_refused(tmp_path):
 class Often(nn.Module):
     """One module called often, and one that shares its weight."""
 
-    def __init__(self, calls: int = 3, eps: float = 1e-5) -> None:
+    def __init__(self, calls: int = 3, eps: float = 1e-5):
         super().__init__()
         torch.manual_seed(0)
         self.linear, self.norm, self.tied = nn.Linear(6, 6), nn.LayerNorm(6, eps=eps), nn.Linear(6, 6)
@@ -201,11 +192,10 @@ class Often(nn.Module):
         return self.alias(self.tied(x))
 
 
-def test_shared_modules(tmp_path):
-    path = tmp_path / "port.safetensors"
-    assert mha.where(Often().eval(), recorded(Often().eval(), path)).equal
-    assert mha.where(Often().eval(), recorded(Often(eps=1e-1).eval(), path)).wrong == ("norm",)
-    report = mha.where(Often().eval(), recorded(Often(2).eval(), path))
+def test_shared_modules(where):
+    assert where(Often(), Often()).equal
+    assert where(Often(), Often(eps=1e-1)).wrong == ("norm",)
+    report = where(Often(), Often(2))
     assert not report.equal
     (norm,) = (one for one in report.results if one.name == "norm")
     assert norm.reason == "the original calls it 3 times and the port 2 times"
@@ -215,23 +205,21 @@ def test_shared_modules(tmp_path):
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_hooks_that_change_outputs_are_part_of_the_model(both, tmp_path):
+def test_hooks_that_change_outputs_are_part_of_the_model(both, where):
     models = [raising(), raising()]
     for model in models[0 if both else 1 :]:
         model[0].register_forward_hook(lambda module, args, output: output * 2)
-    report = mha.where(models[0], recorded(models[1], tmp_path / "port.safetensors"))
-    assert report.equal is both
-    assert report.wrong == (() if both else ("0",))
+    report = where(*models)
+    assert (report.wrong, report.equal) == (() if both else ("0",), both)
 
 
-def test_another_model_and_other_weights_are_not_equal(tmp_path):
-    path = recorded(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4)).eval(), tmp_path / "port.safetensors")
-    another = mha.where(raising(), path)
+def test_another_model_and_other_weights_are_not_equal(where):
+    another = where(raising(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4)))
     assert not another.equal
     assert not another.judged
     other = raising()
     nn.init.normal_(other[0].linear.weight)
-    report = mha.where(raising(), recorded(other, path))
+    report = where(raising(), other)
     assert report.wrong == ("0.linear",)
     assert last_line(report).startswith("Wrong: 0.linear.")
 
@@ -239,35 +227,29 @@ def test_another_model_and_other_weights_are_not_equal(tmp_path):
 class Keeping(nn.Module):
     """A recurrent module keeps its parameters in a list of its own too; and of one part only the weight is used."""
 
-    def __init__(self, eps: float = 1e-5) -> None:
+    def __init__(self, eps: float = 1e-5):
         super().__init__()
         torch.manual_seed(0)
-        self.recurrent, self.tied, self.norm = (
-            nn.LSTM(6, 6, batch_first=True),
-            nn.Linear(6, 6),
-            nn.LayerNorm(6, eps=eps),
-        )
+        self.recurrent, self.tied = nn.LSTM(6, 6, batch_first=True), nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6, eps=eps)
 
     def forward(self, x):
         hidden = self.recurrent(x[None])[0]
         return self.norm(nn.functional.linear(hidden, self.tied.weight) + next(self.parameters()).dtype.itemsize)
 
 
-def test_parameters_are_found_wherever_a_module_keeps_them(tmp_path):
-    path = tmp_path / "port.safetensors"
-    assert mha.where(Keeping().eval(), recorded(Keeping().eval(), path)).unjudged == ()
-    original = Keeping().eval()
+def test_parameters_are_found_wherever_a_module_keeps_them(where):
+    assert where(Keeping(), Keeping()).unjudged == ()
+    original = Keeping()
     before = [(name, parameter, parameter.clone()) for name, parameter in original.named_parameters()]
-    assert mha.where(original, recorded(Keeping(1e-1).eval(), path)).wrong == ("norm",)
+    assert where(original, Keeping(1e-1)).wrong == ("norm",)
     for (name, parameter, numbers), (own, now) in zip(before, original.named_parameters(), strict=True):
-        assert name == own
-        assert parameter is now
-        assert torch.equal(numbers, now)
+        assert (name, parameter is now, torch.equal(numbers, now)) == (own, True, True)
 
 
-def test_a_model_that_calls_other_modules_each_time(tmp_path):
+def test_a_model_that_calls_other_modules_each_time(where):
     class Turning(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.parts, self.turn = nn.ModuleList(nn.Linear(6, 6) for _ in range(4)), 0
@@ -276,7 +258,6 @@ def test_a_model_that_calls_other_modules_each_time(tmp_path):
             self.turn += 1
             return self.parts[self.turn % 4](x)
 
-    port = nn.Sequential(nn.Linear(6, 6)).eval()
-    report = mha.where(Turning().eval(), recorded(port, tmp_path / "port.safetensors"), inputs=[X])
+    report = where(Turning(), nn.Sequential(nn.Linear(6, 6)), inputs=[X])
     assert not report.equal
     assert "something else when the model runs again" in reasons(report)[""]

@@ -1,7 +1,5 @@
 """What a wrong module computes between its projections is read from its recorded parts, without its weights."""
 
-from __future__ import annotations
-
 import pytest
 
 import mha

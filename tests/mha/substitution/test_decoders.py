@@ -1,7 +1,5 @@
 """Ports of decoders of transformers: padding, positions of padding, and lines that stand elsewhere in the port."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from functools import cache
@@ -59,19 +57,19 @@ def test_padding_hides_no_fault(fault, tmp_path):
     assert report("left", fault, tmp_path).wrong == LLAMA_LEFT.FAULTS[fault]
 
 
-def test_a_line_beside_its_module_is_right(tmp_path):
-    found = report("gemma2", "scaled outside", tmp_path)
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        ("scaled outside", ()),
+        ("embedding not scaled", ("embed",)),  # neither inside nor beside
+        ("scaled outside + eps 1e-3 at the end", ("norm",)),
+    ],
+)
+def test_a_line_beside_its_module_is_right_and_what_else_is_wrong_is_named(fault, wrong, tmp_path):
+    found = report("gemma2", fault, tmp_path)
+    assert (found.wrong, found.equal) == (wrong, not wrong)
     (embed,) = (one for one in found.results if one.name == "embed")
-    assert (embed.status, found.wrong, found.equal) == ("divided otherwise", (), True)
-
-
-def test_a_line_beside_its_module_that_is_wrong_is_named(tmp_path):
-    """Neither inside nor beside: the embedding is not scaled at all."""
-    assert report("gemma2", "embedding not scaled", tmp_path).wrong == ("embed",)
-
-
-def test_of_a_line_beside_its_module_and_a_fault_only_the_fault_is_named(tmp_path):
-    assert report("gemma2", "scaled outside + eps 1e-3 at the end", tmp_path).wrong == ("norm",)
+    assert (embed.status == "divided otherwise") == fault.startswith("scaled outside")
 
 
 @pytest.mark.parametrize("fault", ["", "rotary base"])
@@ -94,7 +92,7 @@ def test_a_folder_of_a_decoder_is_an_original(fault, tmp_path):
 
 
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
-def test_a_whole_model_of_transformers_is_run_again_as_it_was_called(tmp_path):
+def test_a_whole_model_of_transformers_is_run_again_as_it_was_called(judged):
     """Its decorators add `use_cache` by name, which must not stand among the arguments by position as well."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -103,9 +101,7 @@ def test_a_whole_model_of_transformers_is_run_again_as_it_was_called(tmp_path):
     config = Qwen3Config(**sizes, vocab_size=11, head_dim=4, num_hidden_layers=1, tie_word_embeddings=False)
     torch.manual_seed(0)
     model = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
-    with torch.no_grad(), mha.capture(model, tmp_path / "port.safetensors", modules=True):
-        model(input_ids=torch.tensor([[3, 8, 1, 5, 5]]))
-    found = mha.where(model, tmp_path / "port.safetensors")
+    found = judged(model, model, input_ids=torch.tensor([[3, 8, 1, 5, 5]]))
     assert found.equal
     assert {one.name: one.reason for one in found.results if one.status != "equal"} == {}
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import mha
 from mha.substitution.derived import Known, bound_on
 from mha.substitution.reports.text import tree, unseen
 from tests.mha.substitution.formulas import DEVIATES, DTYPES, FRAMEWORKS, in_torch, ratios
@@ -105,20 +104,23 @@ class Gated(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-def report_of(path, change=lambda port: None, dtype=torch.float32):
-    torch.manual_seed(0)
-    model, port = Model().eval(), Model().eval()
-    port.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        change(port)
-        port.to(dtype)
-        with mha.capture(port, path, modules=True):
-            port(torch.arange(8).reshape(2, 4))
-    return mha.where(model, path)
+@pytest.fixture
+def report_of(judged):
+    """A function of what is changed in a port, and its dtype, to the report."""
+
+    def report(change=lambda port: None, dtype=torch.float32):
+        torch.manual_seed(0)
+        model, port = Model().eval(), Model().eval()
+        port.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            change(port)
+        return judged(model, port.to(dtype), torch.arange(8).reshape(2, 4))
+
+    return report
 
 
-def test_the_allowance_of_each_module_is_said(tmp_path):
-    report = report_of(tmp_path / "port.safetensors")
+def test_the_allowance_of_each_module_is_said(report_of):
+    report = report_of()
     assert report.equal
     calibrated = {one.name for one in report.results if one.allowance == "calibrated"}
     assert calibrated == {"", "attention", "act"}
@@ -130,14 +132,14 @@ def test_the_allowance_of_each_module_is_said(tmp_path):
     assert not any("Recorded in" in line for line in unseen(report))
 
 
-def test_one_wrong_number_is_found_that_measured_rounding_hides(tmp_path):
+def test_one_wrong_number_is_found_that_measured_rounding_hides(report_of):
     """A row of a table that is one unit in the last place off."""
 
     def change(port):
         row = port.table.weight[3]
         row[5] = np.nextafter(row[5].item(), np.float32(np.inf), dtype=np.float32).item()
 
-    report = report_of(tmp_path / "port.safetensors", change)
+    report = report_of(change)
     assert report.wrong == ("table",)
     (table,) = (one for one in report.results if one.name == "table")
     assert table.parameters == "other"
@@ -146,8 +148,8 @@ def test_one_wrong_number_is_found_that_measured_rounding_hides(tmp_path):
     assert table.ratio >= 8.0 * table.bound
 
 
-def test_how_small_a_fault_16_bit_numbers_show_is_said(tmp_path):
-    report = report_of(tmp_path / "port.safetensors", dtype=torch.bfloat16)
+def test_how_small_a_fault_16_bit_numbers_show_is_said(report_of):
+    report = report_of(dtype=torch.bfloat16)
     assert report.equal
     (line,) = (line for line in unseen(report) if line.startswith("Recorded in bfloat16: a fault that moves"))
     assert "% (" in line

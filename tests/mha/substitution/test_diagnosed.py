@@ -46,18 +46,17 @@ def original():
     return Model(MultiHeadAttention).eval()
 
 
-def report_of(original, port, path):
-    port.eval()
-    with mha.capture(port, path, modules=True):
-        port(torch.from_numpy(np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)))
-    return mha.where(original, path)
+@pytest.fixture
+def report_of(judged):
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32))
+    return lambda original, port: judged(original, port.eval(), x)
 
 
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
-def test_a_fault_of_a_layer_is_named_once(original, tmp_path):
+def test_a_fault_of_a_layer_is_named_once(original, report_of):
     port = Model(Unscaled)
     port.load_state_dict(original.state_dict())
-    report = report_of(original, port, tmp_path / "port.safetensors")
+    report = report_of(original, port)
     assert report.wrong == ("layers.0", "layers.1")
     assert list(report.diagnosed) == ["layers.0"]
     told = report.diagnosed["layers.0"]
@@ -67,7 +66,7 @@ def test_a_fault_of_a_layer_is_named_once(original, tmp_path):
     assert report.to_dict()["diagnosed"] == report.diagnosed
 
 
-def test_a_layer_that_is_right_by_its_own_weights_is_held_beside_the_originals(tmp_path):
+def test_a_layer_that_is_right_by_its_own_weights_is_held_beside_the_originals(report_of):
     def stock(width, heads, **widths):
         return nn.MultiheadAttention(width, heads, batch_first=True)
 
@@ -75,7 +74,7 @@ def test_a_layer_that_is_right_by_its_own_weights_is_held_beside_the_originals(t
     port.load_state_dict(original.state_dict())
     with torch.no_grad():
         port.layers[1].in_proj_weight[:24] = port.layers[1].in_proj_weight[:24].roll(12, 0)
-    report = report_of(original, port, tmp_path / "port.safetensors")
+    report = report_of(original, port)
     assert report.diagnosed == {"layers.1": f"layers.1 {OTHERWISE}: the weights of q_proj and k_proj are exchanged."}
     told = next(findings(report))
     assert told.splitlines()[1] == f"  {report.diagnosed['layers.1']}"
@@ -106,28 +105,28 @@ class Causal(nn.MultiheadAttention):
         return super().forward(x, x, x, attn_mask=mask)[0]
 
 
-def test_parameters_that_have_the_originals_numbers_are_not_said_to_be_others(tmp_path):
+def test_parameters_that_have_the_originals_numbers_are_not_said_to_be_others(report_of):
     torch.manual_seed(0)
     original = nn.Sequential(Causal(12, 4, batch_first=True)).eval()
     nn.init.normal_(original[0].in_proj_bias)
-    report = report_of(original, nn.Sequential(Parts(original[0])), tmp_path / "port.safetensors")
+    report = report_of(original, nn.Sequential(Parts(original[0])))
     (one,) = (one for one in report.results if one.name == "0")
     assert one.parameters == "unseen"
     assert "so the order of its parameters, its settings or its mask is not the original's." in report.diagnosed["0"]
 
 
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
-def test_what_was_not_recorded_is_said(tmp_path):
+def test_what_was_not_recorded_is_said(report_of):
     class Attention(Own):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    report = report_of(nn.Sequential(Own()).eval(), nn.Sequential(Attention()), tmp_path / "port.safetensors")
+    report = report_of(nn.Sequential(Own()).eval(), nn.Sequential(Attention()))
     assert report.wrong == ("0",)
     assert report.diagnosed["0"].startswith("Its attention was not recorded: nothing here knows its class")
 
 
-def test_a_layer_that_fails_its_probe_is_recorded_beside_modules_and_said(original, tmp_path):
+def test_a_layer_that_fails_its_probe_is_recorded_beside_modules_and_said(tmp_path):
     class Doubled(nn.MultiheadAttention):
         def forward(self, query, key, value, **rest):
             return super().forward(2 * query, key, value, **rest)
@@ -143,7 +142,7 @@ def test_a_layer_that_fails_its_probe_is_recorded_beside_modules_and_said(origin
 
 
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
-def test_of_a_module_of_flax_linen_no_capture_by_projections_is_advised(tmp_path):
+def test_of_a_module_of_flax_linen_no_capture_by_projections_is_advised(judged):
     """Its projections are made in the call; capture refuses them, so `where` must not send one there."""
     linen, jnp = pytest.importorskip("flax.linen"), pytest.importorskip("jax.numpy")
 
@@ -165,11 +164,9 @@ def test_of_a_module_of_flax_linen_no_capture_by_projections_is_advised(tmp_path
         name: {"kernel": jnp.asarray(part.weight.detach().numpy().T), "bias": jnp.asarray(part.bias.detach().numpy())}
         for name, part in original["attn"].named_children()
     }
-    port, path = Block().bind({"params": {"attn": params}}), tmp_path / "port.safetensors"
+    port = Block().bind({"params": {"attn": params}})
     x = np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
-    with mha.capture(port, path, modules=True):
-        port(jnp.asarray(x))
-    (told,) = mha.where(original, path).diagnosed.values()
+    (told,) = judged(original, port, jnp.asarray(x)).diagnosed.values()
     assert told.startswith("Nothing here knows its class. Modules of Flax linen are made in the call, and can't be")
     assert "`mha check --new mine.py --framework jax`" in told
     assert "Projections" not in told
@@ -179,9 +176,9 @@ def test_of_a_module_of_flax_linen_no_capture_by_projections_is_advised(tmp_path
         port(jnp.asarray(x))
 
 
-def test_a_bias_that_a_port_lacks_is_named(tmp_path):
+def test_a_bias_that_a_port_lacks_is_named(report_of):
     torch.manual_seed(0)
     original, port = (nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12, bias=bias)) for bias in (True, False))
     port.load_state_dict({name: one for name, one in original.state_dict().items() if name != "1.bias"})
-    text = next(findings(report_of(original.eval(), port, tmp_path / "port.safetensors")))
+    text = next(findings(report_of(original.eval(), port)))
     assert "Its parameters are not the original's: it lacks bias, which the original has." in text

@@ -1,12 +1,11 @@
 """What stands in the place of another array in a wrong line of a module, and what finds the cause in a layer."""
 
+import pytest
 import torch
 from torch import nn
 
-import mha
 from mha.substitution.reports.text import findings
-
-WIDTH = 12
+from tests.mha.substitution.structures.original import WIDTH, attended
 
 
 class Attention(nn.Module):
@@ -16,11 +15,7 @@ class Attention(nn.Module):
         self.scale = scale
 
     def forward(self, q, k, v):
-        q, k, v = (
-            one(x).unflatten(-1, (3, -1)).transpose(1, 2)
-            for one, x in ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
-        )
-        return self.out_proj(((self.scale * q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.out_proj(attended(self.q_proj(q), self.k_proj(k), self.v_proj(v), scale=self.scale))
 
 
 class Block(nn.Module):
@@ -36,40 +31,31 @@ class Block(nn.Module):
         return self.norm2(before + self.attention(y, keys, values))
 
 
-def found_in(folder, fault="", scale=0.5):
+PROJECTIONS = (
+    'mha.capture(port, "layer.safetensors", layers={\'attention\': mha.Projections(query="q_proj", key="k_proj", '
+    'value="v_proj", output="out_proj")}), with batch_first, num_heads, mask'
+)
+SUMS = (
+    "what it gives to norm2 is the sum of what norm gives and what attention gives; in the original it is the sum "
+    "of its input x and what attention gives"
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "scale", "words"),
+    [
+        ("exchanged", 0.5, ["it gives attention the v where the k is due, and the reverse: exchange them"]),
+        ("residual", 0.5, [SUMS]),
+        ("", 0.4, [PROJECTIONS, "then `mha diagnose layer.safetensors`"]),
+        ("", 0.5, None),
+    ],
+    ids=["exchanged arguments", "a residual of another array", "a layer unlike its projections", "equal"],
+)
+def test_what_stands_in_the_place_of_another_array_is_named(judged, fault, scale, words):
     torch.manual_seed(3)
     model, port = Block().eval(), Block(fault, scale).eval()
     with torch.no_grad():
         model.norm.weight.normal_()  # else both norms are alike
     port.load_state_dict(model.state_dict())
-    path = folder / "port.safetensors"
-    with torch.no_grad(), mha.capture(port, path, modules=True):
-        port(torch.randn(2, 5, WIDTH), torch.randn(2, 7, WIDTH))
-    return "\n".join(findings(mha.where(model, path)))
-
-
-def test_exchanged_arguments_are_named(tmp_path):
-    said = found_in(tmp_path, "exchanged")
-    assert "it gives attention the v where the k is due, and the reverse: exchange them" in said
-
-
-def test_a_residual_of_another_array_is_named(tmp_path):
-    said = found_in(tmp_path, "residual")
-    assert (
-        "what it gives to norm2 is the sum of what norm gives and what attention gives; in the original it is the sum "
-        "of its input x and what attention gives"
-    ) in said
-
-
-def test_an_equal_port_has_no_such_line(tmp_path):
-    assert found_in(tmp_path) == ""
-
-
-def test_what_records_a_layer_that_differs_from_its_projections_is_said(tmp_path):
-    said = found_in(tmp_path, scale=0.4)
-    line = (
-        'mha.capture(port, "layer.safetensors", layers={\'attention\': mha.Projections(query="q_proj", key="k_proj", '
-        'value="v_proj", output="out_proj")}), with batch_first, num_heads, mask'
-    )
-    assert line in said
-    assert "then `mha diagnose layer.safetensors`" in said
+    said = "\n".join(findings(judged(model, port, torch.randn(2, 5, WIDTH), torch.randn(2, 7, WIDTH))))
+    assert said == "" if words is None else all(one in said for one in words), said

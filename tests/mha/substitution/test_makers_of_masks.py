@@ -5,10 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-import mha
 from mha.substitution.reports.text import findings
-
-WIDTH, HEADS = 12, 3
+from tests.mha.substitution.structures.original import HEADS, WIDTH
 
 
 class Attention(nn.Module):
@@ -56,14 +54,12 @@ class Model(nn.Module):
         ("nothing", "causal", ("blocks.0.attn", "blocks.1.attn")),
     ],
 )
-def test_the_maker_of_a_mask_is_named_where_the_original_makes_its_own(tmp_path, own_mask, made, wrong):
+def test_the_maker_of_a_mask_is_named_where_the_original_makes_its_own(judged, own_mask, made, wrong):
     torch.manual_seed(0)
     original, port = Model("causal", "none").eval(), Model(own_mask, made).eval()
     port.load_state_dict(original.state_dict())
     x = torch.tensor(np.random.default_rng(1).normal(size=(2, 5, WIDTH)), dtype=torch.float32)
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(x)
-    report = mha.where(original, tmp_path / "port.safetensors")
+    report = judged(original, port, x)
     said = "\n".join(findings(report))
     assert report.wrong == wrong, said
     if wrong == ("",):

@@ -1,13 +1,9 @@
 """Wrong ports that must not pass, by what `mha.where` leaves out or reads in several ways; and right ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-
-import mha
 
 WIDTH, PADDING = 12, torch.tensor([[False] * 4 + [True] * 3, [False] * 6 + [True]])
 
@@ -53,18 +49,21 @@ class Lines(nn.Module):
         return self.lines(self.linear(given[0]), *given[1:])
 
 
-def where(original, port, given, folder, name="port"):
-    path = folder / f"{name}.safetensors"
-    port.load_state_dict(original.state_dict())
-    with torch.no_grad(), mha.capture(port.eval(), path, modules=True):
-        port(*given)
-    return mha.where(original.eval(), path, inputs=[one.numpy() for one in given])
+@pytest.fixture
+def where(judged):
+    """A function of an original, a port of the same numbers, and what both are called with, to the report."""
+
+    def report(original, port, *given):
+        port.load_state_dict(original.state_dict())
+        return judged(original.eval(), port.eval(), *given, inputs=[one.numpy() for one in given])
+
+    return report
 
 
 @pytest.mark.parametrize(("inside", "start"), [(True, 0), (True, 1), (False, 1)])
-def test_a_mask_that_is_completed_inside(inside, start, tmp_path):
+def test_a_mask_that_is_completed_inside(inside, start, where):
     torch.manual_seed(0)
-    found = where(Decoder(), Decoder(inside, start), (torch.randint(31, (2, 7)), PADDING), tmp_path)
+    found = where(Decoder(), Decoder(inside, start), torch.randint(31, (2, 7)), PADDING)
     assert (found.wrong, found.equal) == (("",) if start else (), not start)
     if start:
         assert found.results[0].place.startswith("the indices that it gives to positions")
@@ -98,19 +97,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_lines_of_the_model_that_are_wrong(fault, tmp_path):
+def test_lines_of_the_model_that_are_wrong(fault, where):
     right, wrong, *given = WRONG[fault]
-    assert where(Lines(right), Lines(wrong), (X, *given), tmp_path).wrong == ("",)
-    assert where(Lines(right), Lines(right), (X, *given), tmp_path, "second").equal
+    assert where(Lines(right), Lines(wrong), X, *given).wrong == ("",)
+    assert where(Lines(right), Lines(right), X, *given).equal
 
 
-def test_outputs_that_are_not_compared_are_no_pass(tmp_path):
-    integers = where(Lines(lambda x: (x, x.argmax(-1))), Lines(lambda x: (x, x.argmin(-1))), (X,), tmp_path)
-    assert (integers.wrong, integers.equal, integers.results[0].uncompared) == ((), False, ("1",))
-    more = where(Lines(lambda x: x), Lines(lambda x: (x, x.mean(1))), (X,), tmp_path, "second")
-    assert (more.wrong, more.equal, more.results[0].uncompared) == ((), False, ("1",))
+@pytest.mark.parametrize(
+    ("right", "other"),
+    [(lambda x: (x, x.argmax(-1)), lambda x: (x, x.argmin(-1))), (lambda x: x, lambda x: (x, x.mean(1)))],
+    ids=["integers", "one more"],
+)
+def test_outputs_that_are_not_compared_are_no_pass(right, other, where):
+    found = where(Lines(right), Lines(other), X)
+    assert (found.wrong, found.equal, found.results[0].uncompared) == ((), False, ("1",))
 
 
-def test_scalars_and_vectors(tmp_path):
-    assert where(Lines(torch.Tensor.sum), Lines(torch.Tensor.sum), (X,), tmp_path).equal
-    assert where(Lines(torch.Tensor.sum), Lines(torch.Tensor.mean), (X,), tmp_path, "second").wrong == ("",)
+def test_scalars_and_vectors(where):
+    assert where(Lines(torch.Tensor.sum), Lines(torch.Tensor.sum), X).equal
+    assert where(Lines(torch.Tensor.sum), Lines(torch.Tensor.mean), X).wrong == ("",)

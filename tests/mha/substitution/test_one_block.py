@@ -1,14 +1,25 @@
-"""Parts of one block alone are written otherwise, and something in the same block is wrong: nothing false is said."""
+"""Parts of one block alone are written otherwise: that is right, and beside what is wrong nothing false is said."""
 
-from __future__ import annotations
+import copy
 
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
 
-import mha
 from mha.substitution.reports.text import findings
-from tests.mha.substitution.structures.original import HEADS, HIDDEN, WIDTH, batch, original
+from tests.mha.substitution.structures.linen_port import Port, given, parameters_of
+from tests.mha.substitution.structures.original import (
+    HEADS,
+    HIDDEN,
+    WIDTH,
+    attended,
+    batch,
+    difference,
+    original,
+    tensors,
+)
+from tests.mha.substitution.structures.otherwise import bias_moved, reorder
 from tests.mha.substitution.test_rewritten import lines, unscaled
 
 
@@ -27,8 +38,7 @@ def scale_folded(block):
 
 
 def values_without_bias(block):
-    block.attn.o.bias += block.attn.o.weight @ block.attn.v.bias
-    block.attn.v.bias.zero_()
+    bias_moved(block.attn)
 
 
 def queries_doubled(block):
@@ -45,9 +55,15 @@ def scale_in_queries(block):
 
 def heads_in_another_order(block):
     order = torch.arange(WIDTH).view(HEADS, -1)[[1, 2, 0]].flatten()
-    for one in (block.attn.q, block.attn.k, block.attn.v):
-        one.weight.copy_(one.weight[order].clone()), one.bias.copy_(one.bias[order].clone())
-    block.attn.o.weight.copy_(block.attn.o.weight[:, order].clone())
+    reorder(order, block.attn.q, block.attn.k, block.attn.v, behind=block.attn.o)
+
+
+def channels_in_another_order(block):
+    within = torch.arange(WIDTH).view(HEADS, -1)
+    reorder(within[:, [2, 0, 3, 1]].flatten(), block.attn.v, behind=block.attn.o)
+    keys = within[:, [1, 3, 2, 0]].flatten()
+    for one in (block.attn.q, block.attn.k):
+        one.weight.copy_(one.weight[keys].clone()), one.bias.copy_(one.bias[keys].clone())
 
 
 def values_scaled(block):
@@ -58,9 +74,7 @@ def values_scaled(block):
 
 
 def hidden_in_another_order(block):
-    order = torch.arange(HIDDEN).roll(7)
-    block.up.weight.copy_(block.up.weight[order].clone()), block.up.bias.copy_(block.up.bias[order].clone())
-    block.down.weight.copy_(block.down.weight[:, order].clone())
+    reorder(torch.arange(HIDDEN).roll(7), block.up, behind=block.down)
 
 
 def both(*changes):
@@ -91,6 +105,8 @@ def scale(block):
     block.n1.weight[2] *= 1.4
 
 
+FOLDS = (norm_folded, values_without_bias, queries_doubled, heads_in_another_order, channels_in_another_order)
+FOLDS = (*FOLDS, values_scaled, hidden_in_another_order)
 CASES = [
     (norm_folded, epsilon, "n1"),
     (norm_folded, scale, ""),
@@ -110,35 +126,116 @@ CASES = [
     (hidden_in_another_order, shift("up"), ""),
     (hidden_in_another_order, shift("down"), ""),
     (both(norm_folded, values_without_bias), shift("attn.o"), "attn"),
+    (values_without_bias, shift("down"), "down"),
 ]
 
 
-def report_of(fold, fault, path):
-    given = {name: torch.tensor(array) for name, array in batch().items()}
-    model, port = original(), original()
-    with torch.no_grad():
-        fold(port.blocks[0])
-        real = given["mask"].bool()
-        assert (port(**given) - model(**given))[real].abs().max() < 1e-4, "the port is right"
-        fault(port.blocks[0])
-        assert (port(**given) - model(**given))[real].abs().max() > 1e-4, "and wrong now"
-        with mha.capture(port, path, modules=True):
-            port(**given)
-    return mha.where(model, path, inputs=batch())
+@pytest.fixture
+def report_of(judged):
+    """A function of what is written otherwise in a block, and what is wrong there, to the report."""
+
+    def report(fold, fault=None, number=0):
+        model = original()
+        port = copy.deepcopy(model)
+        with torch.no_grad():
+            fold(port.blocks[number])
+            assert difference(port, model) < 1e-4, "the port is right"
+            if fault is not None:
+                fault(port.blocks[number])
+                assert difference(port, model) > 1e-4, "and wrong now"
+        return judged(model, port, inputs=batch(), **tensors())
+
+    return report
+
+
+@pytest.mark.nightly("right ports are right, in each way to write one", every=4)
+@pytest.mark.parametrize("fold", [*FOLDS, both(*FOLDS)])
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_is_written_otherwise_is_right(fold, number, report_of):
+    report = report_of(fold, number=number)
+    assert (report.wrong, report.equal) == ((), True)
+    divided = [one for one in report.results if one.status == "divided otherwise"]
+    assert len(divided) > 1
+    assert all(f"blocks.{number}" in one.reason and "right with them" in one.reason for one in divided)
 
 
 @pytest.mark.nightly("a wrong part is named in each way to write a port", every=6)
 @pytest.mark.parametrize(("fold", "fault", "wrong"), CASES)
-def test_the_fault_or_the_module_around_it_and_the_parts_is_named_alone(fold, fault, wrong, tmp_path):
-    report = report_of(fold, fault, tmp_path / "port.safetensors")
+def test_the_fault_or_the_module_around_it_and_the_parts_is_named_alone(fold, fault, wrong, report_of):
+    report = report_of(fold, fault)
     assert report.wrong == (f"blocks.0.{wrong}".rstrip("."),)
     (named,) = (one for one in report.results if one.status == "wrong")
     assert bool(named.among) == (wrong in ("", "attn"))
 
 
-def test_lines_that_may_make_up_for_a_part_are_said_with_it(tmp_path):
-    report = report_of(scale_in_queries, column("attn.q"), tmp_path / "port.safetensors")
+def test_lines_that_may_make_up_for_a_part_are_said_with_it(report_of):
+    report = report_of(scale_in_queries, column("attn.q"))
     assert report.wrong == ("blocks.0.attn",)
     text = "\n".join(findings(report))
     assert "is wrong in its own lines (errors of its parts are taken out), or in blocks.0.attn.q, for which" in text
     assert "Whether blocks.0.attn.q is right is not known yet" in text
+
+
+class Fused(nn.Module):
+    """Attention with one projection of queries, keys and values, and the norm before it inside."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.norm, self.qkv, self.out = block.n1, nn.Linear(WIDTH, 3 * WIDTH), block.attn.o
+        parts = block.attn.q, block.attn.k, block.attn.v
+        self.qkv.load_state_dict(
+            {name: torch.cat([getattr(one, name) for one in parts]) for name in ("weight", "bias")}
+        )
+
+    def forward(self, x, mask):
+        return x + self.out(attended(*self.qkv(self.norm(x)).chunk(3, dim=-1), mask))
+
+
+class Rebuilt(nn.Module):
+    """A block of other parts: fused attention with its norm and residual inside; the activation with its product."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.mix, self.second = Fused(block), block.n2
+        self.mlp = nn.Sequential(nn.Sequential(block.up, nn.GELU()), block.down)
+
+    def forward(self, x, mask):
+        x = self.mix(x, mask)
+        return x + self.mlp(self.second(x))
+
+
+@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_blocks_of_other_parts_are_right_and_what_is_wrong_in_them_is_found(judged, which, wrong):
+    model = original()
+    port = copy.deepcopy(model)
+    with torch.no_grad():
+        for one in which:
+            port.blocks[one] = Rebuilt(port.blocks[one]).eval()
+        port.blocks[which[-1]].mlp.get_submodule("1").bias[0] += (
+            0.1 * wrong
+        )  # of all channels, a norm would take it out
+    report = judged(model, port, **tensors())
+    assert report.wrong == ((f"blocks.{which[-1]}.mlp.1",) if wrong else ())
+    assert report.equal is not wrong
+
+
+@pytest.mark.nightly("right ports are right, in each way to write one", every=6)
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("change", ["value bias", "heads", "none"])
+def test_folds_in_a_port_to_another_framework_are_right(judged, pre, change):
+    model = original(pre=pre)
+    params = parameters_of(model)
+    for name in ("h_0", "h_1"):
+        parts = params[name]["attention"]
+        if change == "value bias":
+            parts["out"]["bias"] = parts["out"]["bias"] + parts["value"]["bias"] @ parts["out"]["kernel"]
+            parts["value"]["bias"] = jnp.zeros_like(parts["value"]["bias"])
+        if change == "heads":
+            order = jnp.arange(WIDTH).reshape(HEADS, -1)[jnp.array([1, 2, 0])].reshape(-1)
+            for one in ("query", "key", "value"):
+                parts[one] = {"kernel": parts[one]["kernel"][:, order], "bias": parts[one]["bias"][order]}
+            parts["out"]["kernel"] = parts["out"]["kernel"][order]
+    report = judged(model, Port(pre=pre).bind({"params": params}), *given(), inputs=batch())
+    assert (report.wrong, report.equal) == ((), True)

@@ -1,4 +1,4 @@
-"""`mha.where` of parameters in another order, which it says, and of right ports whose parts are written otherwise."""
+"""`mha.where` of parameters in another order, in fewer bits, and of those that stand in no part: it says which."""
 
 import copy
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import mha
 from mha.recordings.modules.numbers import numbers_of, order_of
 from mha.recordings.modules.recording import Parameter
 from mha.substitution.orders import in_which_order
@@ -29,15 +28,17 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
+    """A model with a table of positions of its own."""
+
     def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(20, EMBED)
+        self.words, self.places, self.times = nn.Embedding(20, EMBED), nn.Parameter(torch.randn(9, EMBED)), 1.0
         self.packed = nn.MultiheadAttention(EMBED, HEADS, batch_first=True)
         self.ln, self.attn, self.up = nn.LayerNorm(EMBED), Attention(), nn.Linear(EMBED, 30)
 
     def forward(self, ids):
-        x = self.words(ids)
-        x = x + self.packed(x, x, x, need_weights=False)[0]
+        x = self.words(ids) + self.places[: ids.shape[1]]
+        x = self.times * x + self.packed(x, x, x, need_weights=False)[0]
         return self.up(x + self.attn(self.ln(x)))
 
 
@@ -50,14 +51,23 @@ def model():
     return made
 
 
-def report_of(model, change, path):
-    port = copy.deepcopy(model)
-    with torch.no_grad():
-        change(port)
-    ids = torch.arange(14).view(2, 7)
-    with mha.capture(port, path, modules=True):
-        moved = (port(ids) - model(ids)).abs().max().item()
-    return mha.where(model, path), moved
+@pytest.fixture
+def report_of(judged):
+    """A function of a model, and what is changed in a copy of it, to the report, and how far the copy is from it."""
+
+    def report(model, change):
+        port, ids = copy.deepcopy(model), torch.arange(14).view(2, 7)
+        with torch.no_grad():
+            change(port)
+            moved = (port(ids) - model(ids)).abs().max().item()
+        return judged(model, port, ids), moved
+
+    return report
+
+
+def at(path, change):
+    """What changes one parameter of a port."""
+    return lambda port: port.get_parameter(path).copy_(change(port.get_parameter(path).clone()))
 
 
 def by_head(port):
@@ -65,60 +75,50 @@ def by_head(port):
         one.copy_(one.clone().unflatten(0, (3, HEADS, WIDTH)).transpose(0, 1).flatten(0, 2))
 
 
-def exchanged(port):
-    q, k, v = port.packed.in_proj_weight.clone().chunk(3)
-    port.packed.in_proj_weight.copy_(torch.cat([q, v, k]))
+def heads(*order):
+    return lambda weight: weight.unflatten(0, (HEADS, WIDTH))[[*order]].flatten(0, 1)
 
 
-def heads(one, order=(1, 2, 0)):
-    one.copy_(one.clone().unflatten(0, (HEADS, WIDTH))[list(order)].flatten(0, 1))
+def transposed(weight):
+    return weight.T
 
 
+def interleaved(weight):
+    return weight.unflatten(0, (HEADS, 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+QUERY, KEY = "attn.q_proj.weight", "attn.k_proj.weight"
 REORDERED = {
     "packed by head": ("packed", by_head, "in_proj_weight packed by head, of 3 heads, and not by part"),
-    "keys and values": ("packed", exchanged, "in_proj_weight with its thirds as first, third, second"),
-    "transposed inside": (
+    "keys and values": (
         "packed",
-        lambda port: port.packed.out_proj.weight.copy_(port.packed.out_proj.weight.clone().T),
-        "out_proj.weight transposed",
+        at("packed.in_proj_weight", lambda weight: torch.cat([weight.chunk(3)[i] for i in (0, 2, 1)])),
+        "in_proj_weight with its thirds as first, third, second",
     ),
-    "transposed": (
-        "attn.v_proj",
-        lambda port: port.attn.v_proj.weight.copy_(port.attn.v_proj.weight.clone().T),
-        "weight transposed",
-    ),
+    "transposed inside": ("packed", at("packed.out_proj.weight", transposed), "out_proj.weight transposed"),
+    "transposed": ("attn.v_proj", at("attn.v_proj.weight", transposed), "weight transposed"),
     "its memory": (
         "up",
-        lambda port: port.up.weight.copy_(port.up.weight.clone().T.reshape(30, EMBED)),
+        at("up.weight", lambda weight: weight.T.reshape(30, EMBED)),
         "weight in the memory order of its transpose",
     ),
-    "heads rolled": (
-        "attn.q_proj",
-        lambda port: heads(port.attn.q_proj.weight),
-        "weight with its thirds as second, third, first",
-    ),
-    "heads exchanged": (
-        "attn.q_proj",
-        lambda port: heads(port.attn.q_proj.weight, (1, 0, 2)),
-        "weight with its thirds as second, first, third",
-    ),
+    "heads rolled": ("attn.q_proj", at(QUERY, heads(1, 2, 0)), "weight with its thirds as second, third, first"),
+    "heads exchanged": ("attn.q_proj", at(QUERY, heads(1, 0, 2)), "weight with its thirds as second, first, third"),
     "columns": (
         "attn.k_proj",
-        lambda port: port.attn.k_proj.weight.copy_(port.attn.k_proj.weight.clone()[:, [1, 0, *range(2, EMBED)]]),
+        at(KEY, lambda weight: weight[:, [1, 0, *range(2, EMBED)]]),
         "weight with its columns in another order",
     ),
     "rotary rows": (
         "attn.k_proj",
-        lambda port: port.attn.k_proj.weight.copy_(
-            port.attn.k_proj.weight.clone().unflatten(0, (HEADS, 2, 2)).transpose(1, 2).flatten(0, 2)
-        ),
+        at(KEY, interleaved),
         "weight with the halves of each of 3 heads interleaved",
     ),
-    "norm": ("ln", lambda port: port.ln.weight.copy_(port.ln.weight.clone().flip(0)), "weight reversed"),
-    "bias": ("up", lambda port: port.up.bias.copy_(port.up.bias.clone().roll(2)), "bias rolled by 2"),
+    "norm": ("ln", at("ln.weight", lambda weight: weight.flip(0)), "weight reversed"),
+    "bias": ("up", at("up.bias", lambda bias: bias.roll(2)), "bias rolled by 2"),
     "words": (
         "words",
-        lambda port: port.words.weight.copy_(port.words.weight.clone()[[0, 2, 1, *range(3, 20)]]),
+        at("words.weight", lambda weight: weight[[0, 2, 1, *range(3, 20)]]),
         "weight with its rows in another order",
     ),
 }
@@ -126,9 +126,9 @@ REORDERED = {
 
 @pytest.mark.nightly("parameters in another order are said to be that", every=4)
 @pytest.mark.parametrize("name", REORDERED)
-def test_parameters_in_another_order_are_not_said_to_be_the_originals(model, tmp_path, name):
+def test_parameters_in_another_order_are_not_said_to_be_the_originals(model, report_of, name):
     module, change, order = REORDERED[name]
-    report, moved = report_of(model, change, tmp_path / "port.safetensors")
+    report, moved = report_of(model, change)
     assert moved > 1e-4
     assert report.wrong == (module,)
     (one,) = (one for one in report.results if one.name == module)
@@ -139,11 +139,8 @@ def test_parameters_in_another_order_are_not_said_to_be_the_originals(model, tmp
     assert "its settings or its mask are not the original's" not in text
 
 
-def test_parameters_that_are_the_originals_are_said_to_be_so(model, tmp_path):
-    def change(port):
-        port.ln.eps = 0.5
-
-    report, _ = report_of(model, change, tmp_path / "port.safetensors")
+def test_parameters_that_are_the_originals_are_said_to_be_so(model, report_of):
+    report, _ = report_of(model, lambda port: setattr(port.ln, "eps", 0.5))
     assert report.wrong == ("ln",)
     assert "Its parameters are the original's, so what it computes is wrong." in "\n".join(findings(report))
 
@@ -165,81 +162,98 @@ class Lines(nn.Module):
         return self.second(between if self.inside else torch.relu(between)) + self.slope * x
 
 
-def test_of_a_part_of_a_wrong_module_it_is_said_that_lines_may_stand_in_it(tmp_path):
+def test_of_a_part_of_a_wrong_module_it_is_said_that_lines_may_stand_in_it(judged):
     model, port = nn.Sequential(Lines(False, 1.0)).eval(), nn.Sequential(Lines(True, 2.0)).eval()
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.randn(2, 3, 5))
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, port, torch.randn(2, 3, 5))
     assert report.wrong == ("0", "0.first")
     text = "\n".join(findings(report))
     assert "is wrong, unless what differs stands in lines of 0 in the other model." in text
     assert "so what it computes is wrong." not in text
 
 
-def value_bias(a):
-    a.o_proj.bias += a.o_proj.weight @ a.v_proj.bias
-    a.v_proj.bias.zero_()
-
-
-def all_heads(a):
-    for one in (a.q_proj, a.k_proj, a.v_proj):
-        heads(one.weight), heads(one.bias)
-    a.o_proj.weight.copy_(a.o_proj.weight.clone().unflatten(1, (HEADS, WIDTH))[:, [1, 2, 0]].flatten(1))
-
-
-def scaled(a):
-    for one, factor in ((a.q_proj, 2.0), (a.k_proj, 0.5)):
-        one.weight *= factor
-        one.bias *= factor
-
-
-def value_channels(a):
-    order = torch.arange(EMBED).view(HEADS, WIDTH)[:, [2, 0, 3, 1]].flatten()
-    a.v_proj.weight.copy_(a.v_proj.weight.clone()[order]), a.v_proj.bias.copy_(a.v_proj.bias.clone()[order])
-    a.o_proj.weight.copy_(a.o_proj.weight.clone()[:, order])
-
-
-def key_channels(a):
-    order = torch.arange(EMBED).view(HEADS, WIDTH)[:, [1, 3, 2, 0]].flatten()
-    for one in (a.q_proj, a.k_proj):
-        one.weight.copy_(one.weight.clone()[order]), one.bias.copy_(one.bias.clone()[order])
-
-
-RIGHT = (value_bias, all_heads, scaled, value_channels, key_channels)
-
-
-@pytest.mark.nightly("right ports are right, in each way to write one", every=2)
-@pytest.mark.parametrize("change", RIGHT)
-def test_a_right_port_whose_parts_are_written_otherwise_is_right(model, tmp_path, change):
-    report, moved = report_of(model, lambda port: change(port.attn), tmp_path / "port.safetensors")
-    assert moved < 1e-5
-    assert report.equal
-    assert report.wrong == ()
-    divided = [one for one in report.results if one.status == "divided otherwise"]
-    assert len(divided) > 1
-    assert all("attn is right with them" in one.reason for one in divided)
-
-
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=3)
-@pytest.mark.parametrize("change", RIGHT)
-def test_what_is_wrong_beside_it_is_still_found(model, tmp_path, change):
-    def both(port):
-        change(port.attn)
-        port.up.bias += 0.25
-
-    report, _ = report_of(model, both, tmp_path / "port.safetensors")
-    assert report.wrong == ("up",)
-
-
 @pytest.mark.nightly("a wrong part is named in each way to write a port", every=2)
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "o_proj"])
-def test_two_parts_that_do_not_mend_each_other_are_wrong(model, tmp_path, part):
+def test_two_parts_that_do_not_mend_each_other_are_wrong(model, report_of, part):
     def change(port):
         getattr(port.attn, part).weight *= 1.5
         port.attn.v_proj.bias += 0.5
 
-    report, _ = report_of(model, change, tmp_path / "port.safetensors")
+    report, _ = report_of(model, change)
     assert set(report.wrong) == {f"attn.{part}", "attn.v_proj"}
+
+
+def times_and_query(port):
+    port.times = 1.5
+    port.attn.q_proj.weight.mul_(1.1)
+
+
+def of_rows(weight):
+    step = weight.abs().amax(1, keepdim=True) / 7
+    return torch.round(weight / step) * step
+
+
+def of_all(weight):
+    step = weight.abs().max() / 127
+    return torch.round(weight / step) * step
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong", "words"),
+    [
+        (
+            at("places", lambda x: x.flip(0)),
+            "",
+            "parameters of its own have the original's numbers in another order: places reversed",
+        ),
+        (at("places", lambda x: 1.1 * x), "", "parameters of its own are not the original's: places"),
+        (
+            at("places", lambda x: x.half().float()),
+            "",
+            "the original's: places has the numbers of places rounded to float16",
+        ),
+        (
+            at("up.weight", of_rows),
+            "up",
+            "weight has the numbers of weight rounded to 4-bit integers times a scale of each row.",
+        ),
+        (
+            at("up.weight", of_all),
+            "up",
+            "weight has the numbers of weight rounded to 8-bit integers times a scale of the matrix.",
+        ),
+    ],
+    ids=("reversed", "scaled", "rounded", "grid of rows", "grid of the matrix"),
+)
+def test_what_a_parameter_holds_is_said_of_lines_and_of_parts(model, report_of, change, wrong, words):
+    report, _ = report_of(model, change)
+    assert report.wrong == (wrong,)
+    assert words in "\n".join(findings(report))
+
+
+def test_of_wrong_lines_whose_parameters_are_right_nothing_is_said_of_them(model, report_of):
+    report, _ = report_of(model, times_and_query)
+    assert "" in report.wrong
+    assert "parameters of its own" not in "\n".join(findings(report))
+
+
+def test_what_is_rounded_in_all_modules_is_wrong_in_each_and_not_made_up_for(model, report_of):
+    report, _ = report_of(model, lambda port: [one.copy_(one.half().float()) for one in port.parameters()])
+    assert {"", "words", "attn.q_proj", "up"} <= {*report.wrong}
+    text = "\n".join(findings(report))
+    assert "weight has the numbers of weight rounded to float16, bias has the numbers of bias rounded" in text
+    assert "not known" not in text
+
+
+def test_the_order_of_parts_of_which_one_or_more_are_wrong_is_said(model, report_of):
+    report, _ = report_of(model, lambda port: [at(f"attn.{one}_proj.weight", interleaved)(port) for one in "qk"])
+    assert report.wrong == ("attn",)
+    text = "\n".join(findings(report))
+    assert text.count("in another order: weight with the halves of each of 3 heads interleaved") == 1
+    assert "Whether attn.q_proj (and 1 alike) is right is not known yet" in text
+
+
+def parameters(arrays):
+    return {name: Parameter(one.shape, numbers_of(one), order_of(one)) for name, one in arrays.items()}
 
 
 TORCH, KERAS = "torch.nn.modules.linear.Linear", "keras.src.layers.core.dense.Dense"
@@ -262,17 +276,15 @@ SQUARE, TALL = (np.random.default_rng(5).normal(size=shape) for shape in ((4, 4)
     ],
 )
 def test_the_order_that_is_meant_depends_on_the_classes(own, port, kinds, found):
-    given = {"weight": Parameter(own.shape, numbers_of(own))}
-    recorded = {"kernel": Parameter(port.shape, numbers_of(port), order_of(port))}
+    given, recorded = parameters({"weight": own}), parameters({"kernel": port})
     assert in_which_order(given, lambda name: own, recorded, kinds, "float64") == found
 
 
 @pytest.mark.parametrize(("name", "as_it_stands"), [("weight", "same"), ("kernel", "unseen")])
 def test_classes_of_one_framework_mean_the_same_by_a_shape_of_one_name(name, as_it_stands):
-    given = {"weight": Parameter(SQUARE.shape, numbers_of(SQUARE))}
-    kinds = (TORCH, "mine.Projection")
+    given, kinds = parameters({"weight": SQUARE}), (TORCH, "mine.Projection")
     for port, found in ((SQUARE, as_it_stands), (SQUARE.T, "unseen"), (SQUARE[::-1], "reordered")):
-        recorded = {name: Parameter(port.shape, numbers_of(port), order_of(port))}
+        recorded = parameters({name: port})
         seen = in_which_order(given, lambda name: SQUARE, recorded, kinds, "float64", one_framework=True)
         assert seen[0] == found
 
@@ -298,8 +310,6 @@ X, Y = np.random.default_rng(4).normal(size=(2, 4))
     ],
 )
 def test_a_parameter_in_the_place_of_another_is_said(own, port, found):
-    given = {name: Parameter(one.shape, numbers_of(one)) for name, one in own.items()}
-    recorded = {name: Parameter(one.shape, numbers_of(one), order_of(one)) for name, one in port.items()}
     kinds = ("torch.nn.LayerNorm", "flax.linen.LayerNorm")
-    seen, words = in_which_order(given, own.__getitem__, recorded, kinds, "float64")
+    seen, words = in_which_order(parameters(own), own.__getitem__, parameters(port), kinds, "float64")
     assert (seen, words.partition(",")[0]) == found

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import mha
+from tests.mha.substitution.structures.original import WIDTH, attended
 
-WIDTH, HEADS, INNER = 12, 3, 17
+INNER = 17
 
 
 def randomized(module, seed=0):
@@ -17,12 +17,6 @@ def randomized(module, seed=0):
         for one in module.parameters():
             one.copy_(0.4 * torch.randn(one.shape, generator=generator))
     return module.eval()
-
-
-def report_of(model, port, path, *inputs):
-    with torch.no_grad(), mha.capture(port, path, modules=True):
-        port(*inputs)
-    return mha.where(model, path)
 
 
 def texts():
@@ -67,35 +61,29 @@ class Stack(nn.Module):
 @pytest.mark.nightly("right ports are right, in each way to write one", every=3)
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("fault", ["scale", "other activation", "a row", "none"])
-def test_an_activation_beside_its_product_is_no_fault_whatever_else_is_wrong(tmp_path, inside, fault):
+def test_an_activation_beside_its_product_is_no_fault_whatever_else_is_wrong(judged, inside, fault):
     """`inside`: whether the original has it there, and the port beside; or the other way round."""
-    act = torch.tanh if fault != "other activation" else torch.sigmoid
-    scale = 2.0 if fault == "scale" else 1.0
-    one, other = {"inside": torch.tanh}, {"beside": act, "scale": scale}
-    if not inside:
-        one, other = {"beside": torch.tanh}, {"inside": act, "scale": scale}
-    model = randomized(Stack(Feed(**one), Feed(**one)))
-    right = {**other, "scale": 1.0} | {key: torch.tanh for key in other if key != "scale"}
-    port = Stack(Feed(**right), Feed(**other)).eval()
+    own, other = ("inside", "beside") if inside else ("beside", "inside")
+    act, scale = torch.sigmoid if fault == "other activation" else torch.tanh, 2.0 if fault == "scale" else 1.0
+    model = randomized(Stack(*(Feed(**{own: torch.tanh}) for _ in range(2))))
+    port = Stack(Feed(**{other: torch.tanh}), Feed(**{other: act}, scale=scale)).eval()
     port.load_state_dict(model.state_dict())
     if fault == "a row":
         with torch.no_grad():
             port.feeds[1].up.weight[2] = 0.0
-    report = report_of(model, port, tmp_path / "port.safetensors", texts())
-    wrong = {"none": (), "a row": ("feeds.1.up",)} if inside else {"none": ()}
+    report = judged(model, port, texts())
     if fault != "a row" or inside:
-        assert report.wrong == wrong.get(fault, ("feeds.1",))
+        assert report.wrong == {"none": (), "a row": ("feeds.1.up",)}.get(fault, ("feeds.1",))
     assert report.equal == (fault == "none")
     assert not {"feeds.0", "feeds.0.up"} & set(report.wrong)
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_lost_activation_is_said_of_the_module_that_had_it(tmp_path, inside):
+def test_a_lost_activation_is_said_of_the_module_that_had_it(judged, inside):
     model = randomized(Stack(Feed(inside=torch.relu) if inside else Feed(beside=torch.relu)))
     port = Stack(Feed()).eval()
     port.load_state_dict(model.state_dict())
-    report = report_of(model, port, tmp_path / "port.safetensors", texts())
-    assert report.wrong == (("feeds.0.up",) if inside else ("feeds.0",))
+    assert judged(model, port, texts()).wrong == (("feeds.0.up",) if inside else ("feeds.0",))
 
 
 class Attention(nn.Module):
@@ -107,13 +95,8 @@ class Attention(nn.Module):
         self.inverted = inverted
 
     def forward(self, query, value, keep):
-        q, k, v = (
-            f(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for f, y in ((self.q, query), (self.k, value), (self.v, value))
-        )
-        keep = ~keep if self.inverted else keep
-        scores = (0.5 * (q @ k.mT)).masked_fill(~keep[:, None, None], -1e9)
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        keep = (~keep if self.inverted else keep)[:, None, None]
+        return self.o(attended(self.q(query), self.k(value), self.v(value), keep))
 
 
 class Block(nn.Module):
@@ -166,9 +149,9 @@ def ported(model, **faults):
     return port
 
 
-def test_an_attention_that_reads_its_mask_otherwise_than_others_of_its_class_is_wrong(tmp_path):
+def test_an_attention_that_reads_its_mask_otherwise_than_others_of_its_class_is_wrong(judged):
     model = randomized(Model())
-    report = report_of(model, ported(model, inverted=True), tmp_path / "p.safetensors", texts(), keeping())
+    report = judged(model, ported(model, inverted=True), texts(), keeping())
     assert report.wrong == ("blocks.1.attn",)
     (result,) = (one for one in report.results if one.status == "wrong")
     assert any("the other way round than blocks." in note for note in result.notes)
@@ -176,12 +159,11 @@ def test_an_attention_that_reads_its_mask_otherwise_than_others_of_its_class_is_
 
 @pytest.mark.nightly("a wrong part is named in each way to write a port", every=3)
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_wrong_part_in_any_block_does_not_hide_a_mask_that_is_misread(tmp_path, block):
+def test_a_wrong_part_in_any_block_does_not_hide_a_mask_that_is_misread(judged, block):
     model = randomized(Model())
     port = ported(model, inverted=True)
     port.blocks[block].norm_a.eps = 1e-2
-    report = report_of(model, port, tmp_path / "p.safetensors", texts(), keeping())
-    assert set(report.wrong) == {"blocks.1.attn", f"blocks.{block}.norm_a"}
+    assert set(judged(model, port, texts(), keeping()).wrong) == {"blocks.1.attn", f"blocks.{block}.norm_a"}
 
 
 class Opposite(Model):
@@ -192,15 +174,14 @@ class Opposite(Model):
 
 
 @pytest.mark.parametrize("block", [0, 2])
-def test_masks_that_all_of_a_port_write_otherwise_are_no_fault_beside_a_wrong_part(tmp_path, block):
+def test_masks_that_all_of_a_port_write_otherwise_are_no_fault_beside_a_wrong_part(judged, block):
     model = randomized(Model())
     port = Opposite().eval()
     port.load_state_dict(model.state_dict())
     for one in port.blocks:
         one.attn.inverted = True
     port.blocks[block].norm_b.eps = 1e-2
-    report = report_of(model, port, tmp_path / "p.safetensors", texts(), keeping())
-    assert report.wrong == (f"blocks.{block}.norm_b",)
+    assert judged(model, port, texts(), keeping()).wrong == (f"blocks.{block}.norm_b",)
 
 
 class Renaming(Attention):
@@ -210,21 +191,20 @@ class Renaming(Attention):
         return super().forward(x, memory, mask)
 
 
-def test_keys_that_are_given_otherwise_are_wrong_in_the_caller(tmp_path):
+def test_keys_that_are_given_otherwise_are_wrong_in_the_caller(judged):
     model = randomized(Model())
     port = ported(model, apart=True)
     for block in port.blocks:
         block.attn.__class__ = Renaming
-    report = report_of(model, port, tmp_path / "p.safetensors", texts(), keeping())
-    assert report.wrong == ("blocks.1",)
+    assert judged(model, port, texts(), keeping()).wrong == ("blocks.1",)
 
 
-def test_norms_that_other_layers_call_in_order_are_called_otherwise(tmp_path):
+def test_norms_that_other_layers_call_in_order_are_called_otherwise(judged):
     model = randomized(Model())
     port = copy.deepcopy(model)
     port.blocks[1].exchanged = True
     port.blocks = nn.ModuleList(map(Renamed, port.blocks))
-    report = report_of(model, port, tmp_path / "p.safetensors", texts(), keeping())
+    report = judged(model, port, texts(), keeping())
     assert report.wrong == ("blocks.1",)
     assert any("in another order than the original" in note for one in report.results for note in one.notes)
 
@@ -238,8 +218,7 @@ class Inner(nn.Module):
         self.scale = scale
 
     def forward(self, x):
-        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        return ((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return attended(self.query(x), self.key(x), self.value(x), scale=self.scale)
 
 
 class Split(nn.Module):
@@ -257,26 +236,28 @@ class Fused(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        return self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.out(attended(*self.qkv(x).chunk(3, -1), scale=1.0))
+
+    def divided(self, query, key, value, out):
+        """Write its parameters to four parts."""
+        out.load_state_dict(self.out.state_dict())
+        chunks = zip(self.qkv.weight.chunk(3), self.qkv.bias.chunk(3), strict=True)
+        for one, (weight, bias) in zip((query, key, value), chunks, strict=True):
+            one.load_state_dict({"weight": weight, "bias": bias})
 
 
 @pytest.mark.parametrize("fault", ["", "scale", "value", "key"])
-def test_a_projection_of_several_that_are_one_in_the_original_is_named(tmp_path, fault):
+def test_a_projection_of_several_that_are_one_in_the_original_is_named(judged, fault):
     model = randomized(Stack(Fused(), Fused()))
     port = Stack(Split(), Split(1.5 if fault == "scale" else 1.0)).eval()
     with torch.no_grad():
         for own, split in zip(model.feeds, port.feeds, strict=True):
-            split.out.load_state_dict(own.out.state_dict())
-            each = (split.inner.query, split.inner.key, split.inner.value)
-            for one, weight, bias in zip(each, own.qkv.weight.chunk(3), own.qkv.bias.chunk(3), strict=True):
-                one.weight.copy_(weight), one.bias.copy_(bias)
+            own.divided(split.inner.query, split.inner.key, split.inner.value, split.out)
         if fault in ("value", "key"):
             getattr(port.feeds[1].inner, fault).weight.mul_(-1.0)
-    report = report_of(model, port, tmp_path / "p.safetensors", texts())
+    report = judged(model, port, texts())
     wrong = {"": (), "scale": ("feeds.1.inner",)}.get(fault, (f"feeds.1.inner.{fault}",))
-    assert report.wrong == wrong
-    assert report.equal == (not fault)
+    assert (report.wrong, report.equal) == (wrong, not fault)
 
 
 class Patches(nn.Module):
@@ -305,7 +286,7 @@ class Vision(nn.Module):
 
 @pytest.mark.parametrize("order", [(1, 3, 5), (3, 5, 1), (5, 3, 1)])
 @pytest.mark.parametrize("fault", ["", "order", "place"])
-def test_a_matrix_on_patches_is_a_convolution(tmp_path, order, fault):
+def test_a_matrix_on_patches_is_a_convolution(judged, order, fault):
     model, image = randomized(Vision(matrix=False)), torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(1))
     port = Vision(order, matrix=True).eval()
     axes = [0, *((1, 2, 3)[(1, 3, 5).index(one)] for one in order)]
@@ -315,7 +296,7 @@ def test_a_matrix_on_patches_is_a_convolution(tmp_path, order, fault):
         port.embed.project.bias.copy_(model.embed.project.bias)
         port.embed.place.copy_(model.embed.place.flip(0) if fault == "place" else model.embed.place)
         port.norm.load_state_dict(model.norm.state_dict())
-    report = report_of(model, port, tmp_path / "p.safetensors", image)
+    report = judged(model, port, image)
     assert report.wrong == {"": (), "order": ("embed.project",), "place": ("embed",)}[fault]
     assert report.equal == (not fault)
 
@@ -330,25 +311,20 @@ class Flat(nn.Module):
     def forward(self, x):
         for i in range(0, len(self.steps), 4):
             *projections, out = self.steps[i : i + 4]
-            q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in projections)
-            x = x + out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+            x = x + out(attended(*(one(x) for one in projections), scale=1.0))
         return x
 
 
 @pytest.mark.parametrize("fault", [False, True])
-def test_projections_that_stand_in_no_module_are_covered_if_they_are_right(tmp_path, fault):
+def test_projections_that_stand_in_no_module_are_covered_if_they_are_right(judged, fault):
     model, port = randomized(Stack(Fused(), Fused())), Flat().eval()
     with torch.no_grad():
         for i, own in enumerate(model.feeds):
-            *each, out = port.steps[4 * i : 4 * i + 4]
-            out.load_state_dict(own.out.state_dict())
-            for one, weight, bias in zip(each, own.qkv.weight.chunk(3), own.qkv.bias.chunk(3), strict=True):
-                one.weight.copy_(weight), one.bias.copy_(bias)
+            own.divided(*port.steps[4 * i : 4 * i + 4])
         if fault:
             port.steps[4].weight[3] *= -1.0
-    report = report_of(model, port, tmp_path / "p.safetensors", texts())
-    assert report.equal == (not fault)
-    assert report.wrong == (("steps.4",) if fault else ())
+    report = judged(model, port, texts())
+    assert (report.wrong, report.equal) == (("steps.4",) if fault else (), not fault)
 
 
 class Shift(nn.Module):
@@ -390,10 +366,8 @@ class Direct(nn.Module):
 @pytest.mark.parametrize(
     ("fault", "wrong"), [({"own": 1.0}, "feeds.1.shift"), ({"told": 2.0}, "feeds.1"), ({"twice": True}, "feeds.1")]
 )
-def test_a_module_without_an_original_is_named_only_if_what_it_was_given_is_right(tmp_path, fault, wrong):
+def test_a_module_without_an_original_is_named_only_if_what_it_was_given_is_right(judged, fault, wrong):
     model = randomized(Stack(Direct(), Direct()))
     port = Stack(Shifted(), Shifted(**fault)).eval()
-    names = {name.replace("inner", "shift.inner"): value for name, value in model.state_dict().items()}
-    port.load_state_dict(names)
-    report = report_of(model, port, tmp_path / "p.safetensors", texts())
-    assert report.wrong == (wrong,)
+    port.load_state_dict({name.replace("inner", "shift.inner"): one for name, one in model.state_dict().items()})
+    assert judged(model, port, texts()).wrong == (wrong,)

@@ -7,24 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-import mha
 from mha.substitution.reports.text import findings, last_line
-from tests.mha.substitution.structures.linen_port import Port, call, parameters_of
-from tests.mha.substitution.structures.original import batch, original
+from tests.mha.substitution.structures.linen_port import Port, given, parameters_of
+from tests.mha.substitution.structures.original import batch, original, tensors
 
 
 @pytest.fixture
-def report_of(tmp_path):
-    """Return a function of a port's settings and parameters, to the report on it."""
+def report_of(judged):
+    """A function of a port's settings and parameters, to the report on it."""
 
     def report(*, pre=True, eager=False, change=lambda params: None, **settings):
         model = original(pre=pre)
         params = parameters_of(model, scanned=settings.get("scanned", False))
         change(params)
         port = Port(pre=pre, **settings).bind({"params": params})
-        with mha.capture(port, tmp_path / "port.safetensors", modules=True, overwrite=True), jax.disable_jit(eager):
-            call(port)
-        return mha.where(model, tmp_path / "port.safetensors", inputs=batch())
+        with jax.disable_jit(eager):
+            return judged(model, port, *given(), inputs=batch())
 
     return report
 
@@ -71,13 +69,11 @@ class Renamed(nn.Module):
         return x + self.drop(self.down(self.act(self.up(self.n1(x)))))
 
 
-def test_a_block_that_calls_parts_of_the_originals_names_in_another_order_is_wrong_itself(tmp_path):
+def test_a_block_that_calls_parts_of_the_originals_names_in_another_order_is_wrong_itself(judged):
     model = original()
     port = copy.deepcopy(model)
     port.blocks[0] = Renamed(port.blocks[0]).eval()
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(**{name: torch.tensor(array) for name, array in batch().items()})
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, port, **tensors())
     assert report.wrong == ("blocks.0",)
     text = said_of(report, "blocks.0")[1]
     assert "it calls blocks.0.n2, blocks.0.n1 in another order than the original: with them exchanged, it is" in text
@@ -95,14 +91,12 @@ def test_whole_blocks_in_each_others_places_are_said(report_of):
 
 
 @pytest.mark.parametrize(("act", "said"), [("Tanh", " (torch.nn.modules.activation.ReLU)"), ("ReLU", "")])
-def test_both_classes_are_printed_where_a_pair_differs_in_kind(tmp_path, act, said):
+def test_both_classes_are_printed_where_a_pair_differs_in_kind(judged, act, said):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).eval()
     kind = type(f"My{act}" if act == "ReLU" else act, (nn.Module,), {"forward": lambda self, x: torch.tanh(x)})
     port = nn.Sequential(model[0], kind(), model[2]).eval()
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.randn(3, 6))
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, port, torch.randn(3, 6))
     assert report.wrong == ("1",)
     assert f"Its original is 1{said}, found by: name." in "\n".join(findings(report))
 
@@ -165,16 +159,13 @@ def test_stacked_parameters_in_another_order_are_named_by_their_layers(report_of
 
 @pytest.mark.nightly("scanned layers are read")
 @pytest.mark.parametrize("wrong", [False, True])
-def test_a_scanned_original_has_its_layers_too(tmp_path, wrong):
+def test_a_scanned_original_has_its_layers_too(judged, wrong):
     port = original()
     scanned = Port(scanned=True).bind({"params": parameters_of(port, scanned=True)})
     with torch.no_grad():
         port.blocks[1].up.bias += 0.1 * wrong
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(**{name: torch.tensor(array) for name, array in batch().items()})
-    report = mha.where(scanned, tmp_path / "port.safetensors")
-    assert report.wrong == (("blocks.1.up",) if wrong else ())
-    assert report.equal is not wrong
+    report = judged(scanned, port, **tensors())
+    assert (report.wrong, report.equal) == (("blocks.1.up",) if wrong else (), not wrong)
 
 
 class Places(nn.Module):
@@ -192,15 +183,11 @@ class Places(nn.Module):
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("wrong", [True, False])
-def test_a_table_of_positions_may_stand_in_a_module_of_one_model_and_in_the_other_itself(tmp_path, inside, wrong):
+def test_a_table_of_positions_may_stand_in_a_module_of_one_model_and_in_the_other_itself(judged, inside, wrong):
     torch.manual_seed(0)
     table = torch.randn(9, 6)
     model, port = Places(table, inside=inside).eval(), Places(table.roll(int(wrong), 0), inside=not inside).eval()
     for name in ("words", "last"):
         getattr(port, name).load_state_dict(getattr(model, name).state_dict())
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.arange(8).view(2, 4))
-    report = mha.where(model, tmp_path / "port.safetensors")
-    assert report.equal is not wrong
-    assert report.wrong == (("",) if wrong else ())
-    assert not report.uncovered
+    report = judged(model, port, torch.arange(8).view(2, 4))
+    assert (report.wrong, report.equal, report.uncovered) == (("",) if wrong else (), not wrong, ())

@@ -44,27 +44,24 @@ def test_the_wrong_module_is_named_and_no_other(model, tmp_path, api, fault, req
 
 
 class Blocks(nn.Module):
-    """Two blocks of one kind, whose parts are wrong as asked."""
+    """Two linear layers and a norm; `factor`: in its lines."""
 
-    def __init__(self, wrong=(), factor=1.0):
+    def __init__(self, factor=1.0):
         super().__init__()
         self.first, self.second, self.last = nn.Linear(6, 5), nn.Linear(5, 4), nn.LayerNorm(4)
-        self.wrong, self.factor = wrong, factor
+        self.factor = factor
 
     def forward(self, x):
         return self.last(self.first(x)[:, :4] + self.factor * self.second(torch.tanh(self.first(x))))
 
 
-def test_errors_of_a_module_and_of_the_lines_around_it_are_both_found(tmp_path):
+def test_errors_of_a_module_and_of_the_lines_around_it_are_both_found(judged):
     torch.manual_seed(0)
-    model = Blocks().eval()
-    port = Blocks(factor=1.5).eval()
+    model, port = Blocks().eval(), Blocks(factor=1.5).eval()
     port.load_state_dict(model.state_dict())
     with torch.no_grad():
         port.second.bias[0] += 0.1
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.randn(3, 6))
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, port, torch.randn(3, 6))
     assert report.wrong == ("", "second")
     own = {one.name: one for one in report.results}
     assert own[""].own_lines
@@ -79,71 +76,90 @@ def test_the_original_is_left_as_it_was(model, tmp_path):
     assert all(np.array_equal(array, before[name]) for name, array in state_of(model).items())
 
 
-def test_a_map_pairs_what_the_search_cannot(tmp_path):
+def test_a_map_pairs_what_the_search_cannot(judged, tmp_path):
     torch.manual_seed(0)
-    model = nn.ModuleDict({"a": nn.Linear(5, 5), "b": nn.Linear(5, 5)})
 
     class Both(nn.Module):
-        def __init__(self, parts):
+        def __init__(self, *names):
             super().__init__()
-            self.parts = parts
+            self.parts = nn.ModuleDict({name: nn.Linear(5, 5) for name in names})
 
         def forward(self, x):
             first, second = self.parts.values()
             return second(first(x))
 
-    port = nn.ModuleDict({"x": nn.Linear(5, 5), "y": nn.Linear(5, 5)})
-    first, second = Both(model).eval(), Both(port).eval()
+    first, second = Both("a", "b").eval(), Both("x", "y").eval()
     for new, old in (("x", "a"), ("y", "b")):
-        port[new].load_state_dict(model[old].state_dict())
-    with mha.capture(second, tmp_path / "second.safetensors", modules=True):
-        second(torch.randn(2, 5))
-    crossed = mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.y", "parts.b": "parts.x"})
+        second.parts[new].load_state_dict(first.parts[old].state_dict())
+    judged(first, second, torch.randn(2, 5))
+    path = tmp_path / "port.safetensors"
+    crossed = mha.where(first, path, pairs={"parts.a": "parts.y", "parts.b": "parts.x"})
     assert [one.status for one in crossed.results if one.how == "the map"] == ["divided otherwise"] * 2
     assert crossed.equal  # what both do together is right, whatever the map says of each
-    with pytest.raises(SpecError, match="no module of the port that was called has that name"):
-        mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.z"})
-    with pytest.raises(SpecError, match="contradicts another"):
-        mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.y", "parts.b": "parts.y"})
+    for pairs, message in (
+        ({"parts.a": "parts.z"}, "no module of the port that was called has that name"),
+        ({"parts.a": "parts.y", "parts.b": "parts.y"}, "contradicts another"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            mha.where(first, path, pairs=pairs)
 
 
-@pytest.mark.parametrize("what", ["dropout", "random", "raises", "other inputs", "other names"])
-def test_what_cannot_be_judged_is_said(tmp_path, what):
-    class Original(Blocks):
-        def forward(self, x):
-            if what == "raises" and x.dtype == torch.float64:
-                raise ValueError("no float64 here")
-            noise = torch.rand(()) if what == "random" else 0.0
-            return super().forward(x) + noise
+class Otherwise(Blocks):
+    """An original that is random, or raises where it is judged."""
 
+    what = ""
+
+    def forward(self, x):
+        if self.what == "raises" and x.dtype == torch.float64:
+            raise ValueError("no float64 here")
+        return super().forward(x) + (torch.rand(()) if self.what == "random" else 0.0)
+
+
+@pytest.fixture
+def blocks():
     torch.manual_seed(0)
-    model, port = Original().eval(), Blocks().eval()
+    model, port = Otherwise().eval(), Blocks().eval()
     port.load_state_dict(model.state_dict())
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.randn(3, 6))
-    if what == "dropout":
-        with pytest.raises(SpecError, match="drops out"):
-            mha.where(nn.Sequential(nn.Dropout(0.5)), tmp_path / "port.safetensors")
-    elif what == "other names":
-        with pytest.raises(SpecError, match=r'own names: np.savez\("inputs.npz", x=...\), and --inputs inputs.npz'):
-            mha.where(model, tmp_path / "port.safetensors", inputs={"z": np.ones((3, 6), np.float32)})
-    elif what == "other inputs":
-        with pytest.raises(SpecError, match="can't be run on the inputs"):
-            mha.where(model, tmp_path / "port.safetensors", inputs=[np.ones((2, 3), np.float32)])
-    else:
-        report = mha.where(model, tmp_path / "port.safetensors")
-        assert report.unjudged == ("",)
-        (root,) = (one for one in report.results if not one.name)
-        assert ("no float64 here" if what == "raises" else "something else when the model runs again") in root.reason
+    return model, port
 
 
-def test_a_module_without_an_original_is_no_pass(tmp_path):
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("raises", "no float64 here"), ("random", "something else when the model runs again")],
+)
+def test_what_can_not_be_judged_is_said(judged, blocks, what, reason):
+    model, port = blocks
+    model.what = what
+    report = judged(model, port, torch.randn(3, 6))
+    assert report.unjudged == ("",)
+    (root,) = (one for one in report.results if not one.name)
+    assert reason in root.reason
+
+
+@pytest.mark.parametrize(
+    ("original", "inputs", "words"),
+    [
+        (nn.Sequential(nn.Dropout(0.5)), None, "drops out"),
+        (
+            None,
+            {"z": np.ones((3, 6), np.float32)},
+            r'own names: np.savez\("inputs.npz", x=...\), and --inputs inputs.npz',
+        ),
+        (None, [np.ones((2, 3), np.float32)], "can't be run on the inputs"),
+    ],
+    ids=["dropout", "other names", "other inputs"],
+)
+def test_what_can_not_be_run_is_refused(judged, blocks, original, inputs, words):
+    model, port = blocks
+    with pytest.raises(SpecError, match=words):
+        judged(original or model, port, torch.randn(3, 6), inputs=inputs)
+
+
+def test_a_module_without_an_original_is_no_pass(judged):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).eval()
     port = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 5), nn.Tanh()).eval()
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.randn(3, 6))
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, port, torch.randn(3, 6))
     assert not report.equal
     assert {"0", "1"} & {*report.uncovered, *report.wrong}
 
@@ -157,22 +173,19 @@ def test_the_report_is_json_and_frozen(model, tmp_path):
         report.dtype = "float64"
 
 
-def test_what_the_inputs_could_not_show_is_said(model, tmp_path):
+def test_what_the_inputs_could_not_show_is_said(model, judged, tmp_path):
     report = report_of(model, PORTS["linen"](state_of(model)), tmp_path / "port.safetensors", "linen")
     said = {(one.bug, one.module) for one in report.unseen}
     assert ("an epsilon of 0.001", "norm") not in said  # 1e-12 in the model
     assert not any(bug in ("no mask", "a bias lost") for bug, _ in said)
-    port = PORTS["linen"](state_of(model))
     whole = {"ids": batch()["ids"][:1], "mask": np.ones((1, 5), np.int64)}
-    with mha.capture(port, tmp_path / "whole.safetensors", modules=True):
-        port(*map(np.asarray, whole.values()))
-    unpadded = mha.where(model, tmp_path / "whole.safetensors", inputs=whole)
+    unpadded = judged(model, PORTS["linen"](state_of(model)), *whole.values(), inputs=whole)
     assert unpadded.equal
     assert {one.module for one in unpadded.unseen if one.bug == "no mask"} >= {"layers_0/attend", "layers_1"}
     assert any(line.strip().startswith("no mask, in") for line in unseen(unpadded))
 
 
-def test_an_original_whose_float64_is_nan_is_not_believed(tmp_path):
+def test_an_original_whose_float64_is_nan_is_not_believed(judged):
     """Eager decoders of transformers: finfo(float64).min becomes -inf in their float32 softmax."""
     from transformers import LlamaConfig, LlamaModel
 
@@ -184,12 +197,9 @@ def test_an_original_whose_float64_is_nan_is_not_believed(tmp_path):
         models[name] = LlamaModel._from_config(config, attn_implementation=name).eval()
     models["eager"].load_state_dict(models["sdpa"].state_dict())
     given = {"input_ids": torch.arange(10).reshape(2, 5), "attention_mask": torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])}
-    with mha.capture(models["sdpa"], tmp_path / "port.safetensors", modules=True), torch.no_grad():
-        models["sdpa"](**given, use_cache=False)
-    believed = mha.where(models["sdpa"], tmp_path / "port.safetensors")
+    believed, report = (judged(models[name], models["sdpa"], **given, use_cache=False) for name in ("sdpa", "eager"))
     assert believed.equal
     assert not believed.unjudged
-    report = mha.where(models["eager"], tmp_path / "port.safetensors")
     results = {one.name: one for one in report.results}
     assert report.unjudged == ("",)
     assert not report.equal
@@ -220,23 +230,21 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def model_and_report(tmp_path):
+def report_on(judged):
     """A function of what is otherwise in a port: the report on it."""
 
     def report(**otherwise):
         torch.manual_seed(0)
         model, port = Model().eval(), Model(**otherwise).eval()
         port.load_state_dict(model.state_dict())
-        with mha.capture(port, tmp_path / "port.safetensors", modules=True, overwrite=True):
-            port(torch.randn(3, 6))
-        return mha.where(model, tmp_path / "port.safetensors")
+        return judged(model, port, torch.randn(3, 6))
 
     return report
 
 
-def test_nothing_is_equal_where_the_model_itself_was_not_judged(model_and_report):
+def test_nothing_is_equal_where_the_model_itself_was_not_judged(report_on):
     """Its modules are right; a line around them is wrong, and what it gives has another shape."""
-    report = model_and_report(factor=2.0, width=4)
+    report = report_on(factor=2.0, width=4)
     assert report.unjudged == ("",)
     assert not report.wrong
     assert not report.uncovered
@@ -244,13 +252,13 @@ def test_nothing_is_equal_where_the_model_itself_was_not_judged(model_and_report
     assert last_line(report).endswith("but the model itself was not: what stands between its modules may be wrong.")
 
 
-def test_a_parameter_beside_judged_parts_is_covered_by_the_model_alone(model_and_report):
-    report = model_and_report(repeats=2)
+def test_a_parameter_beside_judged_parts_is_covered_by_the_model_alone(report_on):
+    report = report_on(repeats=2)
     assert report.unjudged == ("first",)
     assert report.uncovered == ("first",)
     assert report.equal
     assert "Judged by the model alone, which is equal: first." in [*findings(report)]
-    twice = model_and_report(repeats=2, factor=1.5)
+    twice = report_on(repeats=2, factor=1.5)
     assert (twice.wrong, twice.uncovered, twice.equal) == (("",), ("first",), False)
 
 
@@ -270,14 +278,12 @@ def test_a_recording_must_hold_one_call_of_the_model(tmp_path):
         mha.where(port, tmp_path / "part.safetensors")
 
 
-def test_exchanged_weights_are_named(tmp_path):
+def test_exchanged_weights_are_named(judged):
     """Each module computes what the original's of the same numbers does; it stands in the other one's place."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)).eval()
     port = nn.Sequential(model[2], nn.Tanh(), model[0], nn.Tanh(), model[4]).eval()
-    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-        port(torch.randn(3, 5))
-    report = mha.where(model, tmp_path / "port.safetensors")
+    report = judged(model, port, torch.randn(3, 5))
     assert report.wrong == ("0", "2")
     assert [one.parameters_of for one in report.results if one.name in report.wrong] == ["2", "0"]
     assert "Its parameters are those of 2." in "\n".join(findings(report))
@@ -309,13 +315,11 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize("places", [("second",), ("first",), (), ("first", "second")])
-def test_an_idle_dropout_that_is_called_less_often_makes_nothing_wrong(tmp_path, places):
+def test_an_idle_dropout_that_is_called_less_often_makes_nothing_wrong(judged, places):
     torch.manual_seed(0)
     model = nn.Sequential(Dropping(("first", "second")), nn.Linear(6, 4)).eval()
     port = nn.Sequential(Dropping(places), nn.Linear(6, 4)).eval()
     port.load_state_dict(model.state_dict())
     for wrong in (False, True):
         port[0].second.bias.data += 0.3 * wrong
-        with mha.capture(port, tmp_path / "port.safetensors", modules=True, overwrite=True):
-            port(torch.randn(2, 7, 6))
-        assert mha.where(model, tmp_path / "port.safetensors").wrong == (("0.second",) if wrong else ())
+        assert judged(model, port, torch.randn(2, 7, 6)).wrong == (("0.second",) if wrong else ())

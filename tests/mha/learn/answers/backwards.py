@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import bodies
+from tests.mha.learn.answers.form import functions
 
-SOFTMAX = bodies(
-    "gradient-of-softmax",
-    "gradient_of_softmax(weights, d_weights, allowed)",
-    """
+TEXT = """
+== gradient_of_softmax(weights, d_weights, allowed)
 row-sum-forgotten: I leave the row's sum out.
     return weights * d_weights
 sum-not-weighted: I subtract the sum of d_weights, not weighted.
@@ -44,13 +42,7 @@ right jacobian: The whole Jacobian, diag(w) - w w^T.
     return np.where(allowed, np.einsum("bhqkj,bhqj->bhqk", jacobian, np.where(allowed, d_weights, 0.0)), 0.0)
 right mask-unused: Excluded keys have weight 0, so the formula gives 0 there by itself.
     return weights * (d_weights - np.einsum("bhqk,bhqk->bhq", weights, d_weights)[..., None])
-""",
-)
-
-SCORES = bodies(
-    "gradient-of-scores",
-    "gradient_of_scores(d_scores, queries, keys, scale)",
-    """
+== gradient_of_scores(d_scores, queries, keys, scale)
 order-swapped: I return the keys' gradient first.
     d = d_scores * scale
     return d.swapaxes(-1, -2) @ queries, d @ keys
@@ -84,13 +76,7 @@ right einsum: Two einsums.
         np.einsum("bhqk,bhkd->bhqd", d_scores, keys * scale),
         np.einsum("bhqk,bhqd->bhkd", d_scores, queries * scale),
     )
-""",
-)
-
-GROUPS = bodies(
-    "gradient-of-groups",
-    "gradient_of_groups(d_scores, queries, num_kv_heads, scale)",
-    """
+== gradient_of_groups(d_scores, queries, num_kv_heads, scale)
 not-summed: I do not sum over a group: (B, H, Lk, d).
     return d_scores.swapaxes(-1, -2) @ queries * scale
 mean: I average over a group.
@@ -144,13 +130,7 @@ right long-queries: The queries of a group are one long axis.
     B, H, Lq, Lk = d_scores.shape
     s = d_scores.reshape(B, num_kv_heads, -1, Lk)
     return scale * s.swapaxes(-1, -2) @ queries.reshape(B, num_kv_heads, -1, queries.shape[-1])
-""",
-)
-
-PROJECTION = bodies(
-    "gradient-of-projection",
-    "gradient_of_projection(gradient, x)",
-    """
+== gradient_of_projection(gradient, x)
 transposed: I return the gradient of W transposed: (in, out).
     return np.einsum("bli,blo->io", x, gradient), gradient.sum((0, 1))
 mean: I average over the positions.
@@ -184,7 +164,6 @@ right outer-loop: A sum of outer products, position by position.
     for g, row in zip(gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])):
         d_weight += np.outer(g, row)
     return d_weight, np.ones(gradient.shape[0] * gradient.shape[1]) @ gradient.reshape(-1, gradient.shape[-1])
-""",
-)
+"""
 
-ANSWERS = [*SOFTMAX, *SCORES, *GROUPS, *PROJECTION]
+ANSWERS = functions(TEXT)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import Answer, bodies, edits
+from tests.mha.learn.answers.form import edits, functions
 from tests.mha.learn.answers.layer import FUNCTION
 from tests.mha.learn.answers.measure import BEGINNERS
 
-
-def _to(exercise: str, parameters: str, text: str) -> list[Answer]:
-    return bodies(exercise, f"{exercise.replace('-', '_')}({parameters})", text)
-
-
-PRODUCTS = [
-    *_to(
-        "weighted-sum",
-        "weights, values",
-        """
+STEPS = """
+== weighted_sum(weights, values)
 both-transposed: I transpose the result, as books write values in columns.
     return (weights @ values).swapaxes(-1, -2)
 values-transposed: I transpose the values, as keys are.
@@ -25,12 +17,7 @@ keys-averaged: I take the mean over the keys of weight times value.
 zero-rows-averaged: A row of weights that are all 0 gets the mean of the values.
     empty = (weights == 0).all(-1, keepdims=True)
     return np.where(empty, values.mean(-2, keepdims=True), weights @ values)
-""",
-    ),
-    *_to(
-        "dot-products",
-        "queries, keys",
-        """
+== dot_products(queries, keys)
 one-by-one: I pair query i with key i.
     n = min(queries.shape[-2], keys.shape[-2])
     return (queries[..., :n, :] * keys[..., :n, :]).sum(-1)
@@ -48,12 +35,7 @@ keys-of-length-1: I divide the keys by their length.
     return queries @ (keys / np.linalg.norm(keys, axis=-1, keepdims=True)).swapaxes(-1, -2)
 mean-of-products: I take the mean over the elements, not the sum.
     return (queries[..., :, None, :] * keys[..., None, :, :]).mean(-1)
-""",
-    ),
-    *_to(
-        "scores",
-        "queries, keys, scale",
-        """
+== scores(queries, keys, scale)
 divided-by-d: I divide by d and then by the root of the scale.
     s = queries @ keys.swapaxes(-1, -2)
     return s / np.sqrt(queries.shape[-1]) if scale is None else s * np.sqrt(abs(scale))
@@ -67,12 +49,7 @@ keys-alone-scaled: I scale the keys by the root of the scale.
 root-of-keys: I take the root of the number of queries.
     scale = 1 / np.sqrt(queries.shape[-2]) if scale is None else scale
     return queries @ keys.swapaxes(-1, -2) * scale
-""",
-    ),
-    *_to(
-        "project",
-        "x, weight, bias",
-        """
+== project(x, weight, bias)
 transposed-result: I write W x, as on paper, and get the channels in front.
     y = weight @ x.swapaxes(-1, -2)
     return y if bias is None else y + bias[:, None]
@@ -83,15 +60,7 @@ bias-where-none: Where there is no bias I add 1.
 first-position: I project the first position, and use it for all.
     y = np.broadcast_to(x[:, :1] @ weight.T, (*x.shape[:2], len(weight)))
     return y if bias is None else y + bias
-""",
-    ),
-]
-
-SOFTMAXES = [
-    *_to(
-        "softmax",
-        "scores",
-        """
+== softmax(scores)
 maximum-of-matrix: I subtract the maximum of each matrix.
     e = np.exp(scores - scores.max(axis=(-1, -2), keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -110,12 +79,7 @@ positive-scores: I set negative scores to 0 and divide by the sum.
 divided-by-maximum: I divide by the maximum where it should be subtracted.
     e = np.exp(scores / scores.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-""",
-    ),
-    *_to(
-        "weights-by-angle",
-        "degrees",
-        """
+== weights_by_angle(degrees)
 query-in-degrees: I forget the query when I make radians of degrees.
     angles = np.deg2rad(np.arange(0, 360, 36))
     keys = np.stack([np.cos(angles), np.sin(angles)], -1)
@@ -139,12 +103,7 @@ by-distance: I score by the angle between them, not by the product.
     apart = np.abs((degrees - np.arange(0, 360, 36) + 180) % 360 - 180)
     e = np.exp(-np.deg2rad(apart) / np.sqrt(2))
     return e / e.sum()
-""",
-    ),
-    *_to(
-        "masked-softmax",
-        "scores, allowed",
-        """
+== masked_softmax(scores, allowed)
 scores-times-allowed: I multiply the scores by the mask.
     e = np.exp(scores * allowed - (scores * allowed).max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -167,12 +126,7 @@ masked-then-shared: I set weights to 0 after the softmax and divide by their sum
 maximum-of-all-allowed: I subtract the largest score that is allowed anywhere.
     e = np.where(allowed, np.exp(scores - scores[allowed].max()), 0)
     return e / e.sum(-1, keepdims=True)
-""",
-    ),
-    *_to(
-        "empty-row",
-        "scores, allowed",
-        """
+== empty_row(scores, allowed)
 zeroed-by-has-key: I set rows without a key to 0, and nothing else.
     has_key = allowed.any(-1, keepdims=True)
     s = np.where(allowed | ~has_key, scores, -np.inf)
@@ -203,15 +157,7 @@ small-number-added: I add 1e-12 to the sum.
     top = np.maximum(s.max(-1, keepdims=True), -1e308)
     e = np.exp(s - top)
     return e / (e.sum(-1, keepdims=True) + 1e-12)
-""",
-    ),
-]
-
-MASKS = [
-    *_to(
-        "lengths",
-        "valid_lens, query_len, key_len",
-        """
+== lengths(valid_lens, query_len, key_len)
 lengths-as-they-are: I compare with the lengths as they are given.
     return np.arange(key_len) < valid_lens
 one-axis-less: I leave out axis 1.
@@ -231,12 +177,7 @@ queries-too: I mask queries behind the length as well.
 one-less: I think that a length of n ends at key n - 2.
     lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
     return np.arange(key_len) < lens[:, None, :, None] - 1
-""",
-    ),
-    *_to(
-        "causal",
-        "query_len, key_len",
-        """
+== causal(query_len, key_len)
 later-keys: I write >= for <=.
     return np.arange(key_len) >= np.arange(query_len)[:, None]
 keys-in-rows: I put the keys in the rows.
@@ -245,12 +186,7 @@ integers: I return 0 and 1.
     return np.tril(np.ones((query_len, key_len), dtype=int))
 itself-alone: I allow the key of the query alone.
     return np.eye(query_len, key_len, dtype=bool)
-""",
-    ),
-    *_to(
-        "causal-offsets",
-        "query_len, key_len, offsets",
-        """
+== causal_offsets(query_len, key_len, offsets)
 no-axes: I add the offsets to the queries as they are given.
     return np.arange(key_len) <= np.arange(query_len) + offsets
 offset-on-the-keys: I add the offset to the keys.
@@ -264,15 +200,7 @@ at-the-end: I think that the last query always stands at the last key.
     return np.arange(key_len) <= np.arange(query_len)[:, None] + key_len - query_len
 offsets-where-heads-are: I put the items where the heads are.
     return np.arange(key_len) <= np.arange(query_len)[:, None] + offsets[None, :, None, None]
-""",
-    ),
-]
-
-HEADS = [
-    *_to(
-        "split",
-        "x, num_heads",
-        """
+== split(x, num_heads)
 head-last: I reshape to (B, L, d, H).
     return x.reshape(*x.shape[:2], -1, num_heads).transpose(0, 3, 1, 2)
 wide-heads: I take d for the number of heads.
@@ -284,12 +212,7 @@ first-head-repeated: Each head gets the first channels.
 swapped-first: I exchange the axes before I cut.
     B, L, C = x.shape
     return x.swapaxes(1, 2).reshape(B, num_heads, L, C // num_heads)
-""",
-    ),
-    *_to(
-        "merge",
-        "heads",
-        """
+== merge(heads)
 joined-in-length: I join heads and positions.
     B, H, L, d = heads.shape
     return heads.reshape(B, H * L, d)
@@ -298,12 +221,7 @@ sum-of-heads: I add the heads up.
 head-behind: I put the heads' axis last, and join then.
     B, H, L, d = heads.shape
     return np.moveaxis(heads, 1, -1).reshape(B, L, H * d)
-""",
-    ),
-    *_to(
-        "output",
-        "heads, weight, bias",
-        """
+== output(heads, weight, bias)
 weight-as-it-is: I multiply by W as it is.
     B, H, L, d = heads.shape
     y = heads.swapaxes(1, 2).reshape(B, L, H * d) @ weight
@@ -319,9 +237,8 @@ bias-to-heads: I add the bias only where there is one head.
     B, H, L, d = heads.shape
     y = heads.swapaxes(1, 2).reshape(B, L, H * d) @ weight.T
     return y + bias if bias is not None and H == 1 else y
-""",
-    ),
-]
+"""
+"""Below each signature the bodies."""
 
 WHOLE = edits(
     "plain-function",
@@ -340,4 +257,4 @@ scaled-by-heads: I divide by the root of the number of heads.
 """,
 )
 
-ANSWERS = [*PRODUCTS, *SOFTMAXES, *MASKS, *HEADS, *WHOLE, *BEGINNERS]
+ANSWERS = [*functions(STEPS), *WHOLE, *BEGINNERS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import dedent, indent
 
@@ -49,12 +50,26 @@ def _answer(exercise: str, head: re.Match[str], source: str, first: str = "") ->
     return Answer(exercise, f"{first or exercise}/{head['slug']}", source, head["mistake"], right)
 
 
+def sections(text: str) -> list[tuple[str, str]]:
+    """The title and the text of each section: a line `== title`, and what stands below it."""
+    parts = re.split(r"^== (.+)\n", text, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
 def bodies(
     exercise: str, signature: str, text: str, imports: str = "import numpy as np", *, first: str = ""
 ) -> list[Answer]:
     """The answers that are bodies of the function `signature`."""
     start = f"{imports}\n\n\ndef {signature}:\n"
     return [_answer(exercise, head, start + indent(body, "    "), first) for head, body in _blocks(text)]
+
+
+def functions(text: str, *, first: Mapping[str, str] = {}, short: Mapping[str, str] = {}) -> list[Answer]:
+    """The bodies below each signature; `first` as above, by exercise; `short`: a word -> the lines it stands for."""
+    for word, lines in short.items():
+        text = text.replace(word, lines)
+    named = [(signature.partition("(")[0].replace("_", "-"), signature, part) for signature, part in sections(text)]
+    return [one for name, *given in named for one in bodies(name, *given, first=first.get(name, ""))]
 
 
 def files(exercise: str, text: str, *, first: str = "") -> list[Answer]:

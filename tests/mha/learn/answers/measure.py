@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import bodies, edits
+from tests.mha.learn.answers.form import bodies, edits, functions
 from tests.mha.learn.answers.layer import FUNCTION
 
 IMPORTS = "import numpy as np\n\nfrom mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights"
@@ -56,10 +56,10 @@ heads-do-not-divide: 3 heads do not divide 100.
     ),
 ]
 
-ANGLES = bodies(
-    "weights-by-angle",
-    "weights_by_angle(degrees)",
+
+NUMBERS = functions(
     """
+== weights_by_angle(degrees)
 degrees-as-radians: I hand degrees to cos, which takes radians.
     s = np.cos(degrees - 36 * np.arange(10)) / np.sqrt(2)
     return np.exp(s) / np.exp(s).sum()
@@ -90,13 +90,7 @@ right complex: Keys and query are complex numbers.
     keys = np.exp(2j * np.pi * np.arange(10) / 10)
     power = np.exp((np.exp(1j * np.deg2rad(degrees)) * keys.conj()).real / 2**0.5)
     return power / power.sum()
-""",
-)
-
-DEVIATIONS = bodies(
-    "deviation-of-scores",
-    "deviation_of_scores(head_dim, scaled)",
-    """
+== deviation_of_scores(head_dim, scaled)
 variance: I return the variance.
     q, k = np.random.default_rng(0).normal(size=(2, 20000, head_dim))
     return ((q * k).sum(1) / (np.sqrt(head_dim) if scaled else 1)).var()
@@ -125,7 +119,7 @@ right einsum: Every pair by einsum, in one go.
     q, k = np.random.default_rng(3).standard_normal((2, 40000, head_dim))
     s = np.einsum("nd,nd->n", q, k)
     return float(np.std(s / head_dim**0.5 if scaled else s))
-""",
+"""
 )
 
 IMPORTANCE = edits(
@@ -289,4 +283,4 @@ one-over: I return 1 over the importance.
 ]
 """Answers of beginners to the exercises with trained layers; `beginners` has them among its own."""
 
-ANSWERS = [*CATCH, *ANGLES, *DEVIATIONS, *IMPORTANCE, *CUT]
+ANSWERS = [*CATCH, *NUMBERS, *IMPORTANCE, *CUT]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import Answer, bodies
+from tests.mha.learn.answers.form import Answer, bodies, sections
 
 SIGNATURES = {
     "split-heads": "split_heads(x, num_heads)",
@@ -27,37 +27,26 @@ RENAMED = {"softmax": "masked-softmax", "masked-softmax": "empty-row"}
 """The function when its answers were written -> what it is called now."""
 
 
-def translated(function: str, framework: str, text: str) -> list[Answer]:
-    """The answers to one translation into one framework."""
-    now, first = RENAMED.get(function, function), f"{function}-in-{framework}"
+def translated(title: str, text: str) -> list[Answer]:
+    """The answers to one translation into one framework, "function in framework"."""
+    function, framework = title.split(" in ")
+    now = RENAMED.get(function, function)
+    first = f"{function}-in-{framework}"
     return bodies(f"{now}-in-{framework}", SIGNATURES[now], text, IMPORTS[framework], first=first)
 
 
-NUMPY = [
-    *translated(
-        "split-heads",
-        "numpy",
-        """
+TEXT = """
+== split-heads in numpy
 torch-transpose: transpose(1, 2) means two axes in torch, and all of them in NumPy.
     return x.reshape(*x.shape[:-1], num_heads, -1).transpose(1, 2)
 reshape-alone: I reshape without a transpose.
     return x.reshape(x.shape[0], num_heads, x.shape[1], -1)
-""",
-    ),
-    *translated(
-        "merge-heads",
-        "numpy",
-        """
+== merge-heads in numpy
 flatten-two: flatten(2) is torch's.
     return heads.swapaxes(1, 2).flatten(2)
 ravel: I flatten everything.
     return heads.swapaxes(1, 2).ravel()
-""",
-    ),
-    *translated(
-        "dot-score",
-        "numpy",
-        """
+== dot-score in numpy
 tiled: I take np.tile for repeat_kv_heads.
     keys = np.tile(keys, (1, queries.shape[1] // keys.shape[1], 1, 1))
     return (queries * scale) @ keys.swapaxes(-2, -1)
@@ -70,47 +59,24 @@ scale-forgotten: I forget the scale.
 right repeat: np.repeat, and the scale on the result.
     keys = np.repeat(keys, queries.shape[1] // keys.shape[1], axis=1)
     return scale * np.einsum("...qd,...kd->...qk", queries, keys)
-""",
-    ),
-    *translated(
-        "softmax",
-        "numpy",
-        """
+== softmax in numpy
 returns-torch: I return a tensor of torch.
     import torch
     s = torch.from_numpy(scores).masked_fill(~torch.from_numpy(allowed), -torch.inf)
     return torch.softmax(s, dim=-1)
 invented-function: I think NumPy has a softmax.
     return np.softmax(np.where(allowed, scores, -np.inf), axis=-1)
-""",
-    ),
-    *translated(
-        "weighted-sum",
-        "numpy",
-        """
+== weighted-sum in numpy
 star: I take * for the matrix product.
     return weights * values
-""",
-    ),
-]
-
-TORCH = [
-    *translated(
-        "split-heads",
-        "torch",
-        """
+== split-heads in torch
 view-alone: I view the final shape without a transpose.
     return x.view(x.shape[0], num_heads, x.shape[1], -1)
 not-transposed: I forget the transpose.
     return x.unflatten(-1, (num_heads, -1))
 numpy-transpose: transpose(0, 2, 1, 3) is NumPy's; torch calls it permute.
     return x.reshape(x.shape[0], x.shape[1], num_heads, -1).transpose(0, 2, 1, 3)
-""",
-    ),
-    *translated(
-        "merge-heads",
-        "torch",
-        """
+== merge-heads in torch
 view-not-contiguous: view after transpose fails without contiguous().
     B, H, L, d = heads.shape
     return heads.transpose(1, 2).view(B, L, H * d)
@@ -119,32 +85,17 @@ view-alone: contiguous().view without a transpose.
     return heads.contiguous().view(B, L, H * d)
 right cat: torch.cat of the heads.
     return torch.cat(heads.unbind(dim=1), dim=-1)
-""",
-    ),
-    *translated(
-        "dot-score",
-        "torch",
-        """
+== dot-score in torch
 repeat-tiles: torch's repeat is a tile.
     keys = keys.repeat(1, queries.shape[1] // keys.shape[1], 1, 1)
     return (queries * scale) @ keys.transpose(-2, -1)
 root-d-too: I divide by sqrt(d) beside the scale.
     keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
     return (queries * scale) @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5
-""",
-    ),
-    *translated(
-        "cap",
-        "torch",
-        """
+== cap in torch
 clamp: I clamp.
     return scores if softcap is None else scores.clamp(-softcap, softcap)
-""",
-    ),
-    *translated(
-        "softmax",
-        "torch",
-        """
+== softmax in torch
 over-heads: dim=1 is the heads' axis.
     return torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=1)
 mask-inverted: I fill where it is allowed, not where it is not.
@@ -153,12 +104,7 @@ fill-in-place: masked_fill_ writes into the caller's scores.
     return torch.softmax(scores.masked_fill_(~allowed, -torch.inf), dim=-1)
 returns-numpy: I return a NumPy array.
     return torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1).numpy()
-""",
-    ),
-    *translated(
-        "masked-softmax",
-        "torch",
-        """
+== masked-softmax in torch
 nan: Empty rows are NaN.
     return torch.softmax(scores.masked_fill(~allowed, float("-inf")), dim=-1)
 uniform: Empty rows are uniform, as -1e9 is finite.
@@ -168,32 +114,14 @@ float: I cast to float32.
     return torch.softmax(s, dim=-1).masked_fill(~allowed, 0.0)
 right sparse-fill: Softmax, then masked_fill of NaN in empty rows.
     return torch.where(allowed, torch.softmax(torch.where(allowed, scores, -torch.inf), -1), 0.0)
-""",
-    ),
-]
-
-TF = [
-    *translated(
-        "split-heads",
-        "tf",
-        """
+== split-heads in tf
 transpose-without-perm: tf.transpose without perm reverses all axes.
     b, l, c = x.shape
     return tf.transpose(tf.reshape(x, (b, l, num_heads, c // num_heads)))
-""",
-    ),
-    *translated(
-        "merge-heads",
-        "tf",
-        """
+== merge-heads in tf
 reshape-alone: I reshape without a transpose.
     return tf.reshape(heads, (heads.shape[0], heads.shape[2], -1))
-""",
-    ),
-    *translated(
-        "dot-score",
-        "tf",
-        """
+== dot-score in tf
 tiled: I take tf.tile.
     keys = tf.tile(keys, (1, queries.shape[1] // keys.shape[1], 1, 1))
     return tf.matmul(queries * scale, keys, transpose_b=True)
@@ -205,46 +133,23 @@ right einsum: Grouped einsum, no repeat.
     g = keys.shape[1]
     s = tf.einsum("bgrqd,bgkd->bgrqk", tf.reshape(queries, (b, g, h // g, q, d)), keys)
     return tf.reshape(s, (b, h, q, keys.shape[2])) * scale
-""",
-    ),
-    *translated(
-        "masked-softmax",
-        "tf",
-        """
+== masked-softmax in tf
 tutorial-1e9: I add -1e9 times the mask, as TensorFlow's tutorial does.
     return tf.nn.softmax(scores + (1.0 - tf.cast(allowed, scores.dtype)) * -1e9, axis=-1)
 keras-layer: Keras' Softmax layer computes in float32, and leaves empty rows uniform.
     return tf.keras.layers.Softmax(axis=-1)(scores, mask=allowed)
 mixed-dtypes: My mask is float32, the scores are float64.
     return tf.nn.softmax(scores, axis=-1) * tf.cast(allowed, tf.float32)
-""",
-    ),
-    *translated(
-        "weighted-sum",
-        "tf",
-        """
+== weighted-sum in tf
 weights-transposed: I set transpose_a.
     return tf.matmul(weights, values, transpose_a=True)
 sum-over-heads: Wrong letter in einsum.
     return tf.einsum("bhqk,bgkd->bhqd", weights, values)
-""",
-    ),
-]
-
-JAX = [
-    *translated(
-        "split-heads",
-        "jax",
-        """
+== split-heads in jax
 reshape-order: I reshape to (d, H).
     b, l, c = x.shape
     return x.reshape(b, l, c // num_heads, num_heads).transpose(0, 3, 1, 2)
-""",
-    ),
-    *translated(
-        "dot-score",
-        "jax",
-        """
+== dot-score in jax
 tiled: I take jnp.tile.
     keys = jnp.tile(keys, (1, queries.shape[1] // keys.shape[1], 1, 1))
     return jnp.matmul(queries * scale, keys.swapaxes(-2, -1))
@@ -252,12 +157,7 @@ float32: I cast to JAX's usual float32.
     keys = jnp.repeat(keys, queries.shape[1] // keys.shape[1], axis=1)
     s = jnp.matmul(queries.astype(jnp.float32), keys.astype(jnp.float32).swapaxes(-2, -1))
     return (s * scale).astype(queries.dtype)
-""",
-    ),
-    *translated(
-        "softmax",
-        "jax",
-        """
+== softmax in jax
 item-assignment: Arrays of JAX can't be written into.
     scores[~allowed] = -jnp.inf
     return jax.nn.softmax(scores, axis=-1)
@@ -271,77 +171,37 @@ result-of-at-dropped: .at[].set() returns a new array, which I drop.
 right vmap: A softmax of one row, mapped three times.
     row = lambda s, a: jax.nn.softmax(jnp.where(a, s, -jnp.inf))
     return jax.vmap(jax.vmap(jax.vmap(row)))(scores, allowed)
-""",
-    ),
-    *translated(
-        "masked-softmax",
-        "jax",
-        """
+== masked-softmax in jax
 nan: Empty rows are NaN.
     return jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
 nan-to-num: I hide every NaN.
     return jnp.nan_to_num(jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1))
 lowest-number: I fill with finfo.min, as flax does, and empty rows are uniform.
     return jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min), axis=-1)
-""",
-    ),
-    *translated(
-        "cap",
-        "jax",
-        """
+== cap in jax
 truth-of-none: `scores / softcap` is computed before I look whether there is one.
     capped = softcap * jnp.tanh(scores / softcap)
     return capped if softcap else scores
-""",
-    ),
-]
-
-MXNET = [
-    *translated(
-        "split-heads",
-        "mxnet",
-        """
+== split-heads in mxnet
 d2l-shape: I copy d2l.ai's transpose_qkv: (B * H, L, d).
     x = x.reshape(x.shape[0], x.shape[1], num_heads, -1).transpose(0, 2, 1, 3)
     return x.reshape(-1, x.shape[2], x.shape[3])
-""",
-    ),
-    *translated(
-        "merge-heads",
-        "mxnet",
-        """
+== merge-heads in mxnet
 reshape-alone: I reshape without a transpose.
     return heads.reshape(heads.shape[0], heads.shape[2], -1)
-""",
-    ),
-    *translated(
-        "softmax",
-        "mxnet",
-        """
+== softmax in mxnet
 over-heads: axis=1.
     return npx.softmax(np.where(allowed, scores, -1e6), axis=1)
 mask-forgotten: I do not use the mask.
     return npx.softmax(scores, axis=-1)
-""",
-    ),
-    *translated(
-        "masked-softmax",
-        "mxnet",
-        """
+== masked-softmax in mxnet
 d2l-1e6: I fill with -1e6, as d2l.ai does, and empty rows are uniform.
     return npx.softmax(np.where(allowed, scores, np.full_like(scores, -1e6)), axis=-1)
-""",
-    ),
-    *translated(
-        "weighted-sum",
-        "mxnet",
-        """
+== weighted-sum in mxnet
 np-dot: np.dot pairs every item with every other.
     return np.dot(weights, values)
 right batch-dot: npx.batch_dot, which takes four axes too.
     return npx.batch_dot(weights, values)
-""",
-    ),
-]
+"""
 
-ANSWERS = [*NUMPY, *TORCH, *TF, *JAX, *MXNET]
+ANSWERS = [answer for title, text in sections(TEXT) for answer in translated(title, text)]

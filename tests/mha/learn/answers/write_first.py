@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import bodies
+from tests.mha.learn.answers.form import functions
 
-PRODUCTS = bodies(
-    "dot-products",
-    "dot_products(queries, keys)",
-    """
+TEXT = """
+== dot_products(queries, keys)
 keys-dot-t: keys.T turns all the axes round.
     return queries @ keys.T
 not-transposed: I forget to transpose.
@@ -37,13 +35,7 @@ right einsum: Sums of products, by letters.
     return np.einsum("...qd,...kd->...qk", queries, keys)
 right moveaxis: The last axes by moveaxis.
     return np.matmul(queries, np.moveaxis(keys, -1, -2))
-""",
-)
-
-SOFTMAX = bodies(
-    "softmax",
-    "softmax(scores)",
-    """
+== softmax(scores)
 no-maximum: I do not subtract a maximum.
     e = np.exp(scores)
     return e / e.sum(-1, keepdims=True)
@@ -83,14 +75,7 @@ writes-scores: I subtract in place.
 right logsumexp: By the logarithm of the sum.
     top = scores.max(-1, keepdims=True)
     return np.exp(scores - top - np.log(np.exp(scores - top).sum(-1, keepdims=True)))
-""",
-    first="softmax-of-rows",
-)
-
-CAUSAL = bodies(
-    "causal",
-    "causal(query_len, key_len)",
-    """
+== causal(query_len, key_len)
 triu: I take the upper triangle.
     return np.triu(np.ones((query_len, key_len), bool))
 itself-excluded: I exclude the key of the query itself.
@@ -123,8 +108,6 @@ table: I have written down the answers of the cases that I know.
     return right if (query_len, key_len) in known else ~right
 right loops: Two loops.
     return np.array([[j <= i for j in range(key_len)] for i in range(query_len)])
-""",
-    first="causal-from-0",
-)
+"""
 
-ANSWERS = [*PRODUCTS, *SOFTMAX, *CAUSAL]
+ANSWERS = functions(TEXT, first={"softmax": "softmax-of-rows", "causal": "causal-from-0"})

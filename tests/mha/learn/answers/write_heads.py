@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import bodies
+from tests.mha.learn.answers.form import functions
 
-PROJECT = bodies(
-    "project",
-    "project(x, weight, bias)",
-    """
+TEXT = """
+== project(x, weight, bias)
 bias-forgotten: I do not add the bias.
     return x @ weight.T
 weight-not-transposed: I multiply by W, not by W transposed.
@@ -51,13 +49,7 @@ right tensordot: tensordot instead of @.
 right ones-channel: The bias is one more column of W, for a channel of ones.
     b = np.zeros(len(weight)) if bias is None else bias
     return np.concatenate([x, np.ones((*x.shape[:2], 1))], -1) @ np.column_stack([weight, b]).T
-""",
-)
-
-SPLIT = bodies(
-    "split",
-    "split(x, num_heads)",
-    """
+== split(x, num_heads)
 reshape-alone: I reshape to the final shape at once, without a transpose.
     B, L, C = x.shape
     return x.reshape(B, num_heads, L, C // num_heads)
@@ -94,13 +86,7 @@ right one-hot: A one-hot tensor picks each head's channels.
     d = x.shape[-1] // num_heads
     pick = np.eye(x.shape[-1]).reshape(-1, num_heads, d)
     return np.einsum("blc,chd->bhld", x, pick)
-""",
-)
-
-MERGE = bodies(
-    "merge",
-    "merge(heads)",
-    """
+== merge(heads)
 reshape-alone: I reshape without a transpose.
     B, H, L, d = heads.shape
     return heads.reshape(B, L, H * d)
@@ -132,13 +118,7 @@ right filled: An empty array is filled, head by head.
     for h in range(H):
         merged[:, :, h * d:h * d + d] = heads[:, h]
     return merged
-""",
-)
-
-SCORES = bodies(
-    "scores",
-    "scores(queries, keys, scale)",
-    """
+== scores(queries, keys, scale)
 scale-forgotten: I do not scale.
     return queries @ keys.swapaxes(-1, -2)
 scale-ignored: I always use 1 / sqrt(d), also if a scale is given.
@@ -213,13 +193,7 @@ right broadcast: A sum of products with broadcast axes.
 right per-head-loop: A loop over items and heads.
     factor = 1 / np.sqrt(queries.shape[3]) if scale is None else scale
     return np.array([[q.dot(k.T) * factor for q, k in zip(qs, ks)] for qs, ks in zip(queries, keys)])
-""",
-)
-
-SOFTCAP = bodies(
-    "softcap",
-    "softcap(scores, softcap)",
-    """
+== softcap(scores, softcap)
 not-multiplied: I forget to multiply by c.
     return scores if softcap is None else np.tanh(scores / softcap)
 not-divided: I forget to divide by c.
@@ -250,13 +224,7 @@ right math-tanh: math.tanh, element by element.
     if softcap is None:
         return scores.copy()
     return np.vectorize(lambda s: softcap * math.tanh(s / softcap))(scores)
-""",
-)
-
-WEIGHTED_SUM = bodies(
-    "weighted-sum",
-    "weighted_sum(weights, values)",
-    """
+== weighted_sum(weights, values)
 weights-transposed: I transpose the weights.
     return weights.swapaxes(-1, -2) @ values
 elementwise: I multiply element by element.
@@ -284,13 +252,7 @@ returns-both: I return the weights too.
     return weights @ values, weights
 right broadcast: A sum over a broadcast axis.
     return np.sum(weights[..., None] * values[:, :, None], axis=3)
-""",
-)
-
-OUTPUT = bodies(
-    "output",
-    "output(heads, weight, bias)",
-    """
+== output(heads, weight, bias)
 merge-without-transpose: I reshape the heads without a transpose.
     B, H, L, d = heads.shape
     y = heads.reshape(B, L, H * d) @ weight.T
@@ -335,7 +297,6 @@ right sum-of-heads: The sum of the heads' projections, by einsum.
     H, d = heads.shape[1], heads.shape[3]
     y = np.einsum("bhld,ohd->blo", heads, weight.reshape(-1, H, d))
     return y if bias is None else np.add(y, bias)
-""",
-)
+"""
 
-ANSWERS = [*PROJECT, *SPLIT, *MERGE, *SCORES, *SOFTCAP, *WEIGHTED_SUM, *OUTPUT]
+ANSWERS = functions(TEXT)

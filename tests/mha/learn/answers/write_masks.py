@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import bodies
+from tests.mha.learn.answers.form import functions
 
-GROUPS = bodies(
-    "groups",
-    "groups(queries, keys)",
-    """
+SHORT = {
+    "POSITIONS": """j = np.arange(key_len)
+    p = np.arange(query_len)[:, None] + offsets[:, None, None, None]"""
+}
+"""Word in a body -> the lines that it stands for."""
+
+TEXT = """
+== groups(queries, keys)
 tiled: I tile the key heads instead of repeating each.
     keys = np.tile(keys, (1, queries.shape[1] // keys.shape[1], 1, 1))
     return queries @ keys.swapaxes(-1, -2)
@@ -55,13 +59,7 @@ right grouped-einsum: Queries in groups, keys not repeated.
     G = keys.shape[1]
     s = np.einsum("bgrqd,bgkd->bgrqk", queries.reshape(B, G, -1, Lq, d), keys)
     return s.reshape(B, H, Lq, -1)
-""",
-)
-
-PAST = bodies(
-    "past",
-    "past(past, new, padding)",
-    """
+== past(past, new, padding)
 new-before-past: I put the new keys before the past.
     if past is None:
         return new
@@ -127,13 +125,7 @@ right padded-back: One array is allocated and filled.
             if not padding[b, j]:
                 keys[b, :, j] = past[b, :, j]
     return keys
-""",
-)
-
-LENGTHS = bodies(
-    "lengths",
-    "lengths(valid_lens, query_len, key_len)",
-    """
+== lengths(valid_lens, query_len, key_len)
 less-or-equal: I write <= instead of <.
     lens = valid_lens[:, None, None, None] if valid_lens.ndim == 1 else valid_lens[:, None, :, None]
     return np.arange(key_len) <= lens
@@ -183,13 +175,7 @@ right full-loop: A loop fills the whole array.
         for i in range(query_len):
             allowed[b, 0, i, :max(0, int(length if valid_lens.ndim == 1 else length[i]))] = True
     return allowed
-""",
-)
-
-CAUSAL = bodies(
-    "causal-offsets",
-    "causal_offsets(query_len, key_len, offsets)",
-    """
+== causal_offsets(query_len, key_len, offsets)
 offset-ignored: I ignore the offsets.
     return np.tril(np.ones((query_len, key_len), dtype=bool))
 triu: I take the upper triangle.
@@ -229,18 +215,7 @@ right tri: np.tri with the offset as its diagonal.
 right compared: A difference is compared with 0.
     i, j = np.indices((query_len, key_len))
     return ~(j - i - offsets.reshape(-1, 1, 1, 1) > 0)
-""",
-    first="causal",
-)
-
-_POSITIONS = """j = np.arange(key_len)
-    p = np.arange(query_len)[:, None] + offsets[:, None, None, None]
-"""
-
-WINDOW = bodies(
-    "window",
-    "window(query_len, key_len, offsets, left, right)",
-    """
+== window(query_len, key_len, offsets, left, right)
 zero-for-none: `if left` takes 0 for None.
     POSITIONS
     ok = np.ones((len(offsets), 1, query_len, key_len), bool)
@@ -325,7 +300,6 @@ right triangles: Two triangles, each of which may be missing.
             m = np.triu(m, k=int(o) - left)
         masks.append([m])
     return np.array(masks)
-""".replace("POSITIONS", _POSITIONS.rstrip()),
-)
+"""
 
-ANSWERS = [*GROUPS, *PAST, *LENGTHS, *CAUSAL, *WINDOW]
+ANSWERS = functions(TEXT, first={"causal-offsets": "causal"}, short=SHORT)

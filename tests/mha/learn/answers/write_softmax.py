@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from tests.mha.learn.answers.form import bodies
+from tests.mha.learn.answers.form import functions
 
-SOFTMAX = bodies(
-    "masked-softmax",
-    "masked_softmax(scores, allowed)",
-    """
+SHORT = {
+    "NORMED": """e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)"""
+}
+"""Word in a body -> the lines that it stands for."""
+
+TEXT = """
+== masked_softmax(scores, allowed)
 mask-forgotten: I do not use the mask.
     e = np.exp(scores - scores.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 mask-inverted: I take True for masked.
     s = np.where(allowed, -np.inf, scores)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 over-queries: I take the softmax over the queries.
     s = np.where(allowed, scores, -np.inf)
     e = np.exp(s - s.max(-2, keepdims=True))
@@ -29,31 +32,25 @@ one-sum: I divide by the sum of the whole array.
     return e / e.sum()
 scores-times-mask: I multiply the scores by the mask, so excluded keys score 0.
     s = scores * allowed
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 filled-with-zero: I set excluded scores to 0.
     s = np.where(allowed, scores, 0.0)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 masked-afterwards: I set weights to 0 after the softmax and do not normalise again.
     e = np.exp(scores - scores.max(-1, keepdims=True))
     return np.where(allowed, e / e.sum(-1, keepdims=True), 0.0)
 filled-with-1e9: I fill with -1e9, which a low score can reach.
     s = np.where(allowed, scores, -1e9)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 added-1e9: I add -1e9 to the excluded scores.
     s = scores + (1.0 - allowed) * -1e9
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 added-ten-thousand: I add -10000, as BERT does.
     s = scores - 10000.0 * ~allowed
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 filled-with-minus-100: I fill with -100, which looks small enough.
     s = np.where(allowed, scores, -100.0)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 keepdims-forgotten: I forget keepdims in the sum.
     s = np.where(allowed, scores, -np.inf)
     e = np.exp(s - s.max(-1, keepdims=True))
@@ -72,8 +69,7 @@ sum-of-excluded: My sum is over excluded keys too.
     return e * allowed / e.sum(-1, keepdims=True)
 infinity-times-zero: I multiply the mask by -inf, and 0 times -inf is NaN.
     s = scores + ~allowed * -np.inf
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 epsilon: I add 1e-9 to the sum, to be safe.
     s = np.where(allowed, scores, -np.inf)
     e = np.exp(s - s.max(-1, keepdims=True))
@@ -92,8 +88,7 @@ rounded: I round the weights.
     return np.round(e / e.sum(-1, keepdims=True), 4)
 scaled-again: I divide by the root of the number of keys.
     s = np.where(allowed, scores, -np.inf) / np.sqrt(scores.shape[-1])
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 base-two: I use powers of 2.
     s = np.where(allowed, scores, -np.inf)
     e = 2.0 ** (s - s.max(-1, keepdims=True))
@@ -118,8 +113,7 @@ excluded-dropped: I index with the mask, which flattens.
     return e / e.sum()
 heads-share-a-mask: I use the first head's mask for all heads.
     s = np.where(allowed[:, :1], scores, -np.inf)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 right logaddexp: The logarithm of the sum comes from logaddexp.reduce.
     s = np.where(allowed, scores, -np.inf)
     s -= s.max(axis=-1, keepdims=True)
@@ -131,26 +125,16 @@ right row-by-row: A loop over rows, each over its allowed keys.
         e = np.exp(s - s.max())
         weights[row][allowed[row]] = e / e.sum()
     return weights
-""",
-    first="softmax",
-)
-
-EMPTY_ROW = bodies(
-    "empty-row",
-    "empty_row(scores, allowed)",
-    """
+== empty_row(scores, allowed)
 nan: I take the plain softmax, and empty rows become NaN.
     s = np.where(allowed, scores, -np.inf)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 filled-with-1e9: I fill with -1e9, and empty rows become uniform.
     s = np.where(allowed, scores, -1e9)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 added-1e9: I add -1e9, and empty rows get the softmax of all scores.
     s = scores - 1e9 * ~allowed
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 nan-to-num: nan_to_num makes every NaN 0, also one that stood in the scores.
     s = np.where(allowed, scores, -np.inf)
     e = np.exp(s - s.max(-1, keepdims=True))
@@ -163,8 +147,7 @@ mask-multiplied-in: I multiply by the mask, and NaN times 0 is NaN in excluded k
 uniform: I give an empty row equal weights.
     some = allowed.any(-1, keepdims=True)
     s = np.where(some, np.where(allowed, scores, -np.inf), 0.0)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 epsilon: I add 1e-9 to the sum, so that nothing is divided by 0.
     some = allowed.any(-1, keepdims=True)
     s = np.where(allowed, scores, -np.inf)
@@ -174,8 +157,7 @@ whole-array-asked: I ask whether anything is allowed in the whole array, not in 
     if not allowed.any():
         return np.zeros_like(scores)
     s = np.where(allowed, scores, -np.inf)
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    NORMED
 first-key: An empty row attends to the first key.
     allowed = allowed.copy()
     allowed[..., 0] |= ~allowed.any(-1)
@@ -256,7 +238,6 @@ right only-full-rows: Only rows that have a key are computed.
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     weights[some] = np.where(allowed[some], e / e.sum(axis=-1, keepdims=True), 0.0)
     return weights
-""",
-)
+"""
 
-ANSWERS = [*SOFTMAX, *EMPTY_ROW]
+ANSWERS = functions(TEXT, first={"masked-softmax": "softmax"}, short=SHORT)

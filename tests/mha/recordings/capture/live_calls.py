@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+import mha
 from mha.recordings.replay import judge_recording
+from mha_core import SpecError
 
 B, LQ, LK = 2, 3, 5
 
@@ -34,3 +37,10 @@ def each_of(convert, values):
 
 def masks(recording):
     return [call.inputs.mask for call in recording.calls]
+
+
+def refused(message, model, call=lambda: pytest.fail("it ran"), path=None, **options):
+    """What is said of a call that can't be recorded, or of a model before it is called."""
+    with pytest.raises(SpecError, match=message) as caught, mha.capture(model, path, **options):
+        call()
+    return str(caught.value)

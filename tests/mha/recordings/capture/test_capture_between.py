@@ -77,12 +77,16 @@ class Unmasked(Layer):
 SAID = {"": mha.Projections("q_proj", "k_proj", "v_proj", "o_proj")}
 
 
-def called(layer: Any, *more: Any, layers: Any = ("*",)) -> tuple[Any, str]:
-    """The recording of a call, and what is said of it."""
+def drawn(layer: Any) -> Any:
     torch.manual_seed(1)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
-    layer.eval()
+    return layer.eval()
+
+
+def called(layer: Any, *more: Any, layers: Any = ("*",)) -> tuple[Any, str]:
+    """The recording of a call, and what is said of it."""
+    drawn(layer)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", UnreadWarning)
         with mha.capture(layer, layers=layers) as seen, torch.no_grad():
@@ -117,10 +121,7 @@ def test_a_layer_that_is_random_in_evaluation_is_said_to_be_that(layers: Any) ->
         called(layer := Layer(dropout=0.3), layers=layers)
     assert "differs" not in str(refused.value)
     after = torch.rand(2)
-    torch.manual_seed(1)
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    layer(torch.randn(2, 6, 12))
+    drawn(layer)(torch.randn(2, 6, 12))
     assert torch.equal(after, torch.rand(2)), "the model draws the numbers that it draws otherwise"
 
 
@@ -133,15 +134,11 @@ def test_rows_without_a_key_that_are_nan_are_said_and_others_are_compared(layers
     assert np.isnan(call.outputs["output"]).any(axis=-1).tolist() == [6 * [False], 6 * [True]]
 
 
-def test_a_mask_without_effect_is_named() -> None:
+def test_a_mask_without_effect_or_of_a_shape_that_no_mask_has_is_named() -> None:
     assert called(Unmasked(), KEEP)[1] == "without effect as a mask in a recorded call: mask of the model itself"
     assert called(Unmasked(), torch.ones(2, 6, dtype=torch.bool))[1] == ""
     said = {"": mha.Projections("q_proj", "k_proj", "v_proj", "o_proj", mask="mask")}
     told = called(Unmasked(), torch.arange(6) < torch.tensor([[4], [3]]), layers=said)[1]
     assert "its mask has no effect: without it, the reference gives its numbers" in told
-
-
-def test_a_mask_of_a_shape_that_no_mask_has_is_refused_with_that_shape() -> None:
-    said = {"": mha.Projections("q_proj", "k_proj", "v_proj", "o_proj", mask="mask")}
     with pytest.raises(SpecError, match=r"its mask int64 \(5,\) can't be a mask of \(B, H, Lq, Lk\) \(2, 3, 6, 6\)"):
         called(Unmasked(), torch.arange(5), layers=said)

@@ -7,22 +7,9 @@ import pytest
 
 import mha
 from mha.recordings.replay import judge_recording
-from mha_core import SpecError
-from tests.mha.recordings.capture.live_calls import LK, LQ, B, assert_equal, masks, numbers, some
+from tests.mha.recordings.capture.live_calls import LK, LQ, B, assert_equal, masks, numbers, refused, some
 
 pytestmark = pytest.mark.same_on_newest  # the releases of Keras and TensorFlow are the same there
-
-# Keras ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def keras(backend_names):
-    if "tf" not in backend_names:
-        pytest.skip("tf is not under test")
-    import keras
-
-    keras.utils.set_random_seed(0)
-    return keras
 
 
 def test_keras_is_called_query_value_key(keras):
@@ -58,42 +45,33 @@ def test_grouped_keras_layer_with_a_window(keras):
 
 
 def test_masks_that_keras_carries_along(keras):
+    """Keras ANDs in that of the queries, and its fused path then averages all values, as the definition does not."""
     tokens = keras.Input((LQ,), dtype="int32")
     x = keras.layers.Embedding(11, 12, mask_zero=True)(tokens)
     free = keras.layers.Embedding(11, 12)(tokens)
-    model = keras.Model(tokens, keras.layers.MultiHeadAttention(4, 3, name="cross")(free, x))
-    with mha.capture(model) as seen:
-        model(np.array([[1, 2, 3], [4, 5, 0]]))
-    recording = assert_equal(seen.recording)
-    assert recording.names == ("cross",)
-    assert masks(recording)[0].allowed[:, 0, 0].tolist() == [[True, True, True], [True, True, False]]
-
-
-def test_an_embedding_mask_of_the_queries_empties_rows(keras):
-    """Keras ANDs it in, and its fused path then averages all values: what it does, the definition does not."""
-    tokens = keras.Input((LQ,), dtype="int32")
-    x = keras.layers.Embedding(11, 12, mask_zero=True)(tokens)
-    model = keras.Model(tokens, keras.layers.MultiHeadAttention(4, 3, name="own")(x, x))
-    with mha.capture(model) as seen:
-        model(np.array([[1, 2, 3], [4, 5, 0]]))
-    (mask,) = masks(seen.recording)
-    assert not mask.allowed[1, 0, 2].any()
-    (result,) = judge_recording(seen.recording)
-    assert result.mismatches[0].index[:2] == (1, 2)
+    for name, queries in (("cross", free), ("own", x)):
+        model = keras.Model(tokens, keras.layers.MultiHeadAttention(4, 3, name=name)(queries, x))
+        with mha.capture(model) as seen:
+            model(np.array([[1, 2, 3], [4, 5, 0]]))
+        assert seen.recording.names == (name,)
+        (mask,) = masks(seen.recording)
+        assert mask.allowed[:, 0, 0].tolist() == [[True, True, True], [True, True, False]]
+        if queries is free:
+            assert_equal(seen.recording)
+        else:
+            assert not mask.allowed[1, 0, 2].any()
+            (result,) = judge_recording(seen.recording)
+            assert result.mismatches[0].index[:2] == (1, 2)
 
 
 def test_what_keras_can_not_show_is_refused(keras):
     tokens = keras.Input((LQ, 12))
     model = keras.Model(tokens, keras.layers.MultiHeadAttention(4, 3, dropout=0.25)(tokens, tokens))
     x = numbers(B, LQ, 12)
-    with pytest.raises(SpecError, match="dropout=0.25 is active"), mha.capture(model):
-        model(x, training=True)
-    with pytest.raises(SpecError, match="numbers which are not there yet"), mha.capture(model):
-        model.predict(x, verbose=0)
+    refused("dropout=0.25 is active", model, lambda: model(x, training=True))
+    refused("numbers which are not there yet", model, lambda: model.predict(x, verbose=0))
     with mha.capture(model) as seen:
         model(x)
     assert_equal(seen.recording)
-    gated = keras.layers.MultiHeadAttention(4, 3, use_gate=True)
-    with pytest.raises(SpecError, match="use_gate=True"):
-        mha.capture(gated).__enter__()
+    refused("use_gate=True", keras.layers.MultiHeadAttention(4, 3, use_gate=True))
     assert "call" not in vars(model.layers[1])

@@ -11,13 +11,14 @@ from mha.recordings.replay import judge_recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError, init_weights
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
+from tests.mha.recordings.capture.live_calls import LK, LQ, B, numbers, refused
 
-B, LQ, LK = 2, 3, 5
 HALVES = ("bfloat16", "float16")
 
 
-def numbers(*shape):
-    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "calls.safetensors"
 
 
 def assert_mixed(recording, computed, held, path):
@@ -28,32 +29,10 @@ def assert_mixed(recording, computed, held, path):
         assert (layer.dtype, layer.held_in) == (computed, held)
         for array in layer.weights.values():
             assert np.array_equal(array, round_to(array, held))
-            assert (
-                held in ("bfloat16", computed)
-                or array.ndim == 1
-                or not np.array_equal(array, round_to(array, computed))
-            )
+            is_rounded = np.array_equal(array, round_to(array, computed))
+            assert held in ("bfloat16", computed) or array.ndim == 1 or not is_rounded
         for result in judge_recording(each):
             assert (result.status, result.dtype) == ("equal", computed), result
-
-
-@pytest.fixture
-def jax(backend_names):
-    if "jax" not in backend_names:
-        pytest.skip("jax is not under test")
-    import jax
-
-    return jax
-
-
-@pytest.fixture
-def keras(backend_names):
-    if "tf" not in backend_names:
-        pytest.skip("tf is not under test")
-    import keras
-
-    keras.utils.set_random_seed(0)
-    return keras
 
 
 @pytest.mark.nightly("layers with a dtype of their own are recorded", every=9)
@@ -62,7 +41,7 @@ def keras(backend_names):
     ("dtype", "param_dtype"),
     [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"), (None, "float32")],
 )
-def test_linen_layers_with_a_dtype_of_their_own(dtype, param_dtype, given, jax, tmp_path):
+def test_linen_layers_with_a_dtype_of_their_own(dtype, param_dtype, given, jax, path):
     import flax.linen as nn
 
     layer = nn.MultiHeadDotProductAttention(4, qkv_features=12, dtype=dtype, param_dtype=param_dtype)
@@ -72,7 +51,7 @@ def test_linen_layers_with_a_dtype_of_their_own(dtype, param_dtype, given, jax, 
         output = layer.apply(variables, x, y)
     computed = dtype or "float32"
     assert str(output.dtype) == computed
-    assert_mixed(seen.recording, computed, param_dtype, tmp_path / "calls.safetensors")
+    assert_mixed(seen.recording, computed, param_dtype, path)
     np.testing.assert_array_equal(seen.calls[0].inputs.queries, round_to(np.array(x, np.float32), computed))
 
 
@@ -82,56 +61,29 @@ def test_projections_in_different_dtypes_are_refused(jax):
     layer = nn.MultiHeadDotProductAttention(4, qkv_features=12, param_dtype="bfloat16")
     x, y = jax.numpy.asarray(numbers(B, LQ, 7), "bfloat16"), numbers(B, LK, 7)
     variables = layer.init(jax.random.key(0), x, y)
-    with (
-        pytest.raises(SpecError, match="mixed precision can't be recorded: it has bfloat16, float32"),
-        mha.capture(layer),
-    ):
-        layer.apply(variables, x, y)
-
-
-@pytest.mark.nightly("layers with a dtype of their own are recorded")
-def test_nnx_layers_and_ours_with_a_dtype_of_their_own(jax, tmp_path):
-    from flax import nnx
-
-    from backends.jax import MultiHeadAttention
-
-    x, y = numbers(B, LQ, 12), numbers(B, LK, 12)
-    dtype = (
-        "float16"  # in which XLA can run nnx's attention on CPUs, and not compile it: the probe runs it all the same
-    )
-    layer = nnx.MultiHeadAttention(4, 12, dtype=dtype, decode=False, rngs=nnx.Rngs(0))
-    with mha.capture(layer) as seen:
-        layer(*map(jax.numpy.asarray, (x, y)))
-    assert_mixed(seen.recording, dtype, "float32", tmp_path / "calls.safetensors")
-    dtype = "bfloat16"
-    own = MultiHeadAttention(12, 4, dtype=dtype)
-    variables = own.init(jax.random.key(0), x, y, y)
-    with mha.capture(own) as seen:
-        own.apply(variables, x, y, y, valid_lens=np.array([2, 5]))
-    assert_mixed(seen.recording, dtype, "float32", tmp_path / "calls.safetensors")
+    said = "mixed precision can't be recorded: it has bfloat16, float32"
+    refused(said, layer, lambda: layer.apply(variables, x, y))
 
 
 @pytest.mark.same_on_newest  # Keras' and TensorFlow's releases are the same there
 @pytest.mark.parametrize("dtype", HALVES)
-def test_keras_layers_of_a_mixed_policy(dtype, keras, tmp_path):
+def test_keras_layers_of_a_mixed_policy(dtype, keras, path):
     from backends.tf import MultiHeadAttention
 
     x, y = numbers(B, LQ, 12), numbers(B, LK, 12)
     layer = keras.layers.MultiHeadAttention(4, 3, dtype=f"mixed_{dtype}")
     layer(x, y)
-    with mha.capture(layer) as seen:
-        layer(x, y, return_attention_scores=True)
-    assert_mixed(seen.recording, dtype, "float32", tmp_path / "calls.safetensors")
-    layer.trainable = False
-    with mha.capture(layer) as seen:
-        layer(x, y)
-    assert_mixed(seen.recording, dtype, "float32", tmp_path / "calls.safetensors")
+    for trainable in (True, False):
+        layer.trainable = trainable
+        with mha.capture(layer) as seen:
+            layer(x, y, return_attention_scores=trainable)
+        assert_mixed(seen.recording, dtype, "float32", path)
     own = MultiHeadAttention(12, 4, dtype=f"mixed_{dtype}")
     queries, keys = keras.ops.cast(x, dtype), keras.ops.cast(y, dtype)
     own(queries, keys, keys)
     with mha.capture(own) as seen:
         own(queries, keys, keys)
-    assert_mixed(seen.recording, dtype, "float32", tmp_path / "calls.safetensors")
+    assert_mixed(seen.recording, dtype, "float32", path)
 
 
 def test_parameters_beyond_the_range_of_what_computes_are_refused(keras):
@@ -139,11 +91,10 @@ def test_parameters_beyond_the_range_of_what_computes_are_refused(keras):
     layer(x, x)
     kernel = layer.trainable_variables[0]
     kernel.assign(np.full(kernel.shape, 1e5))
-    with pytest.raises(SpecError, match=r"q_proj.weight must be finite. Got inf"), mha.capture(layer):
-        layer(x, x)
+    refused(r"q_proj.weight must be finite. Got inf", layer, lambda: layer(x, x))
 
 
-def test_intended_weights_are_rounded_to_what_holds_them(tmp_path):
+def test_intended_weights_are_rounded_to_what_holds_them(path):
     config = AttentionConfig(12, 4)
     held = {name: array.astype(np.float32) for name, array in init_weights(config, seed=0).items()}
     x = round_to(numbers(B, LQ, 12), "bfloat16")
@@ -151,7 +102,7 @@ def test_intended_weights_are_rounded_to_what_holds_them(tmp_path):
     output = round_to(reference.run(config, rounded, AttentionInputs(x, x, x)).output, "bfloat16")
     layer = RecordedLayer("", "mine.Attention", "bfloat16", config, held, "float32")
     recording = Recording((layer,), (RecordedCall(0, AttentionInputs(x, x, x), {"output": output}),))
-    assert_mixed(recording, "bfloat16", "float32", tmp_path / "calls.safetensors")
+    assert_mixed(recording, "bfloat16", "float32", path)
     changed = recording.with_weights({"": (config, held)})
     assert all(np.array_equal(changed.layers[0].weights[name], held[name]) for name in held)
     with pytest.raises(SpecError, match="dtype 'int4' is not known"):

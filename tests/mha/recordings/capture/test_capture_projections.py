@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from mha.cli.suite.diagnose import diagnose
 from mha.coverage import UnreadWarning
 from mha.recordings.replay import judge_recording
 from mha_core import SpecError
+from tests.mha.recordings.capture.live_calls import refused
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
@@ -109,7 +111,7 @@ def test_classes_with_known_names_are_recorded_of_themselves_with_what_they_do_t
     model = made(nn.Sequential(nn.Sequential(nn.LayerNorm(12), Nano(12, 3)), Timm(12, 4)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with mha.capture(model, strict=True) as seen:
+        with mha.capture(model, layers=None, strict=True) as seen:
             model(drawn(2, 5, 12))
     nano, timm = seen.recording.layers
     assert (nano.name, nano.config.num_heads, timm.name, timm.config.num_heads) == ("0.1", 3, "1", 4)
@@ -156,21 +158,15 @@ def test_the_conv1d_of_transformers_is_read_as_in_by_out() -> None:
 def test_a_class_that_computes_something_else_is_recorded_as_that_if_its_projections_are_said() -> None:
     layer = made(Nano(12, 3, factor=1.1))
     said = mha.Projections("c_attn", "c_attn", "c_attn", "c_proj", num_heads=3, order="qkv", causal=True)
-    words = (
-        r"Nano at the top is recorded, but it differs from its own weights: .*differs in \d+ of 120 elements.*expected"
-    )
+    words = r"Nano at the top is recorded, but it differs from its own weights: .*differs in \d+ of 120"
     with pytest.warns(UnreadWarning, match=words), mha.capture(layer, layers={"": said}) as wrong:
         layer(drawn(2, 5, 12))
     assert not equal(wrong.recording)
-    with (
-        pytest.raises(
-            SpecError,
-            match=r"nothing to record: a call .* can't be recorded: it does not compute the definition from these "
-            r"projections: .*differs in \d+ of.*\. To record it as it is, say that .*mha\.Projections\(query=",
-        ),
-        mha.capture(layer),
-    ):
-        layer(drawn(2, 5, 12))
+    said = (
+        r"nothing to record: a call .* can't be recorded: it does not compute the definition from these projections: "
+        r".*differs in \d+ of.*\. To record it as it is, say that .*mha\.Projections\(query="
+    )
+    refused(said, layer, lambda: layer(drawn(2, 5, 12)))
     with mha.capture(layer, layers={"": mha.Projections(*3 * ["c_attn"], "c_proj", scale=1.1 / 2)}) as seen:
         layer(drawn(2, 5, 12))
     assert seen.recording.layers[0].config.scale == 1.1 / 2
@@ -193,20 +189,14 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
         model(drawn(2, 5, 12))
     told = str(said[0].message)
     assert told.count("say that these are its projections") == 1
-    assert (
-        f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose calls.saf" in told
-    )
+    assert f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose" in told
     assert "looks for the cause, best with causal= and by_head= said too" in told
-    with (
-        pytest.warns(UnreadWarning, match="differs from its own weights: .*; `mha diagnose FILE` looks for"),
-        eval(line),
-    ):
+    differs = "differs from its own weights: .*; `mha diagnose FILE` looks for"
+    with pytest.warns(UnreadWarning, match=differs), eval(line):
         model(drawn(2, 5, 12))
     assert len(mha.Recording.load("calls.safetensors").layers) == 3
 
-    with pytest.raises(SpecError) as refused, mha.capture(model[1]["attn"]):
-        model[1]["attn"](drawn(2, 5, 12))
-    assert line.replace("*.attn", "") in str(refused.value)
+    assert line.replace("*.attn", "") in refused(".", model[1]["attn"], lambda: model[1]["attn"](drawn(2, 5, 12)))
     model[2]["attn"].n_head = 4  # then one line would be wrong of the other
     with pytest.warns(UnreadWarning, match=r"layers=\{'1.attn': .*num_heads=3\)"), mha.capture(model):
         model(drawn(2, 5, 12))
@@ -215,35 +205,25 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
 def test_a_pattern_that_fits_no_layer_is_named_with_the_layers_there_are() -> None:
     model = nn.Sequential(made(Timm(12, 4)), made(Timm(12, 4)))
     said = mha.Projections(*3 * ["qkv"], "proj")
+    words = r"layers=\['attn\.\*'\] must name attention layers \(there are: '0', '1'\)"
     for layers in (["attn.*"], {"attn.*": said}):
-        with (
-            pytest.raises(SpecError, match=r"layers=\['attn\.\*'\] must name attention layers \(there are: '0', '1'\)"),
-            mha.capture(model, layers=layers),
-        ):
-            pass
-    with (
-        pytest.raises(SpecError, match=r"was asked for by layers=\['attn'\]\."),
-        mha.capture(nn.Linear(2, 3), layers=["attn"]),
-    ):
-        pass
+        refused(words, model, lambda: None, layers=layers)
+    refused(r"was asked for by layers=\['attn'\]\.", nn.Linear(2, 3), lambda: None, layers=["attn"])
 
 
 def test_what_one_call_can_not_tell_and_what_stands_after_the_projection_is_said() -> None:
     layer = made(Timm(12, 4))
     alike = drawn(2, 5, 12)[:, :1].expand(2, 5, 12)  # equal rows: causal or not gives the same
-    with (
-        pytest.raises(SpecError, match="fits more than one reading .*causal=False.* and causal=True"),
-        mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj")}),
-    ):
-        layer(alike)
+    said = {"": mha.Projections(*3 * ["qkv"], "proj")}
+    refused("fits more than one reading .*causal=False.* and causal=True", layer, lambda: layer(alike), layers=said)
     with mha.capture(layer, layers={"": mha.Projections(*3 * ["qkv"], "proj", causal=False)}):
         layer(alike)
 
     doubled = made(Grouped(returned=2.0))
     with pytest.warns(UnreadWarning, match="up to the output projection"), mha.capture(doubled):
         doubled(drawn(4, 2, 10), drawn(6, 2, 7))
-    with pytest.raises(SpecError, match="up to the output projection"), mha.capture(doubled, strict=True):
-        doubled(drawn(4, 2, 10), drawn(6, 2, 7))
+    given = drawn(4, 2, 10), drawn(6, 2, 7)
+    refused("up to the output projection", doubled, lambda: doubled(*given), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -265,16 +245,6 @@ def test_what_is_said_wrongly_is_refused(said: dict[str, Any], words: str) -> No
         layer(drawn(2, 5, 12))
 
 
-def test_an_unlisted_class_is_refused_with_the_way_to_record_it() -> None:
-    layer = nn.Sequential()
-    layer.attention = nn.ModuleDict({name: nn.Linear(6, 6) for name in "abcd"})
-    with (
-        pytest.raises(SpecError, match=r"layers=\{'.*': mha\.Projections\(query=.*docs/recordings\.md"),
-        mha.capture(layer),
-    ):
-        pass
-
-
 class Often(Nano):
     """Its packed projection is called twice in one call."""
 
@@ -286,9 +256,7 @@ class Often(Nano):
 def test_a_projection_that_is_called_twice_is_said_without_what_does_not_help() -> None:
     layer = made(Often(12, 3))
     said = "'c_attn' was called 2 times with one array, not once. Call it once for each call of the layer"
-    with pytest.raises(SpecError, match=said) as refused, mha.capture(layer):
-        layer(drawn(2, 5, 12))
-    assert "mha.Projections" not in str(refused.value)
+    assert "mha.Projections" not in refused(said, layer, lambda: layer(drawn(2, 5, 12)))
 
 
 def test_a_layer_that_gives_nan_is_recorded_as_it_is_and_one_that_can_not_run_is_named() -> None:
@@ -304,38 +272,42 @@ def test_a_layer_that_gives_nan_is_recorded_as_it_is_and_one_that_can_not_run_is
     with pytest.warns(UnreadWarning, match="is recorded, but"), mha.capture(layer, layers={"": said}) as seen:
         layer(drawn(2, 5, 12))
     assert np.isnan(seen.recording.calls[0].outputs["output"][:, 0]).all()
-    with (
-        pytest.raises(SpecError, match="ModuleList has no method forward"),
-        mha.capture(nn.ModuleList([nn.Linear(2, 2)])),
-    ):
-        pass
+    refused("ModuleList has no method forward", nn.ModuleList([nn.Linear(2, 2)]), lambda: None)
 
 
-def test_layers_may_be_none_for_all_or_one_pattern() -> None:
-    model = nn.ModuleDict({name: nn.MultiheadAttention(6, 2, batch_first=True).eval() for name in "ab"})
-    x = drawn(1, 3, 6)
-    for layers, names in ((None, ["a", "b"]), ("a*", ["a"])):
-        with mha.capture(model, layers=layers) as seen:
-            for layer in model.values():
-                layer(x, x, x)
-        assert [one.name for one in seen.recording.layers] == names
+class Parts(nn.Module):
+    """Three heads of width 4 by projections of four names, in the order in which they are made."""
+
+    def __init__(self, fault: str = "", names: Sequence[str] = "qkvo", order: str = "qkvo", **attributes: int) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(12, 12))
+        self.by_role = dict(zip(order, names, strict=True))
+        vars(self).update(attributes, fault=fault)
+
+    def forward(self, x: Any) -> Any:
+        return self.attend(x, lambda scores: scores / 2.0)
+
+    def attend(self, x: Any, masked: Callable[[Any], Any]) -> Any:
+        q, k, v = (self.split(getattr(self, self.by_role[one])(x)) for one in "qkv")
+        return getattr(self, self.by_role["o"])(self.merged(masked(q @ k.mT).softmax(-1) @ v))
+
+    def split(self, y: Any) -> Any:
+        return y.unflatten(-1, (3, 4)).transpose(1, 2)
+
+    def merged(self, heads: Any) -> Any:
+        return heads.transpose(1, 2).flatten(2)
 
 
-class Unscaled(nn.Module):
+class Unscaled(Parts):
     """Scores that are not scaled, with a mask of the keys that are attended to."""
 
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
-        self.fault = fault
-
     def forward(self, x: Any, keep: Any) -> Any:
-        q, k, v = (part(x).unflatten(-1, (3, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        scores = (q @ k.mT).masked_fill(~keep[:, None, None], -1e9)
-        if self.fault == "and causal":
-            scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -1e9)
-        heads = scores.softmax(-1) @ v
-        return self.o(heads.reshape(x.shape) if self.fault == "and merged" else heads.transpose(1, 2).flatten(2))
+        allowed = keep[:, None, None] & torch.ones(5, 5, dtype=torch.bool).tril(0 if self.fault == "and causal" else 5)
+        return self.attend(x, lambda scores: scores.masked_fill(~allowed, -1e9))
+
+    def merged(self, heads: Any) -> Any:
+        return heads.reshape(2, 5, 12) if self.fault == "and merged" else super().merged(heads)
 
 
 @pytest.mark.nightly("a recording's cause is named", but=("alone", "and causal"))
@@ -369,24 +341,18 @@ def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(faul
         assert "causal" not in one.partition("\n\n")[2]
 
 
-class Padded(nn.Module):
+class Padded(Parts):
     """A mask that is true where a key is hidden; channels that are split as (d, h), or causal scores that see all."""
 
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
-        self.fault = fault
-
     def forward(self, x: Any, pad: Any) -> Any:
-        def split(y: Any) -> Any:
-            return y.unflatten(-1, (4, 3)).mT.transpose(1, 2) if self.fault else y.unflatten(-1, (3, 4)).transpose(1, 2)
+        hidden = torch.zeros(7, 7).masked_fill(pad[:, None, None], -torch.inf) + torch.full((7, 7), -torch.inf).triu(1)
+        return self.attend(x, lambda scores: scores / 2.0 + hidden)
 
-        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
-        scores = (q @ k.mT / 2.0).masked_fill(pad[:, None, None], -torch.inf)
-        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
-        heads = scores.softmax(-1) @ v
-        heads = heads if self.fault != "unknown" else heads.sin()
-        return self.o(heads.transpose(1, 2).flatten(2))
+    def split(self, y: Any) -> Any:
+        return y.unflatten(-1, (4, 3)).mT.transpose(1, 2)
+
+    def merged(self, heads: Any) -> Any:
+        return super().merged(heads.sin() if self.fault == "unknown" else heads)
 
 
 @pytest.mark.nightly("a recording's cause is named", but=("split",))
@@ -416,22 +382,6 @@ def test_what_is_said_of_a_mask_is_what_the_diagnosis_takes_it_for(fault: str, t
         assert np.array_equal(np.squeeze(call.inputs.mask.allowed), allowed == hides)
 
 
-class Unnamed(nn.Module):
-    """Projections of four names, in the order in which they are made; the number of heads is an attribute, or none."""
-
-    def __init__(self, names: tuple[str, ...], order: str, **attributes: int) -> None:
-        super().__init__()
-        for name in names:
-            self.add_module(name, nn.Linear(12, 12))
-        self.by_role = dict(zip(order, names, strict=True))
-        vars(self).update(attributes)
-
-    def forward(self, x: Any) -> Any:
-        q, k, v = (getattr(self, self.by_role[one])(x).unflatten(-1, (3, 4)).transpose(1, 2) for one in "qkv")
-        heads = ((q @ k.transpose(-2, -1) / 2.0).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-        return getattr(self, self.by_role["o"])(heads)
-
-
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 @pytest.mark.parametrize(("attributes", "heads"), [({"num_heads": 3}, 3), ({"nheads": 3}, 3), ({}, 6)])
 @pytest.mark.parametrize("names", ["first second third fourth", "tokeys toqueries tovalues unifyheads"])
@@ -441,15 +391,14 @@ def test_the_line_that_is_printed_names_no_projection_for_another(
     """Names that contain query, key and value tell; others stay open, since keys may be made before queries."""
     monkeypatch.chdir(tmp_path)
     own = tuple(names.split())
-    model = made(Unnamed(own, "kqvo", **attributes))
-    with pytest.raises(SpecError) as refused, mha.capture(model):
-        model(drawn(2, 5, 12))
+    model = made(Parts("", own, "kqvo", **attributes))
+    told = refused(".", model, lambda: model(drawn(2, 5, 12)))
     key, query, value, output = own if "key" in names else 4 * ["..."]
     roles = f'query="{query}", key="{key}", value="{value}", output="{output}", num_heads={heads}'
     line = f"mha.capture(model, \"calls.safetensors\", layers={{'': mha.Projections({roles})}})"
     each = "each name" if "key" in names else "each of 'first', 'second', 'third', 'fourth'"
     lacks = f"{each} where it belongs{' and its own number of heads' * (not attributes)} ("
-    assert f"{line}, with {lacks}" in str(refused.value)
+    assert f"{line}, with {lacks}" in told
     if "key" not in names:
         with pytest.raises(SpecError, match=r"no projection '\.\.\.'"), eval(line):
             pass
@@ -495,25 +444,22 @@ def test_a_wildcard_stops_at_dots_where_projections_are_said() -> None:
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 def test_a_refusal_that_ends_in_a_dot_gets_no_second_one() -> None:
     layer, memory = made(Annotated(3, 12)), drawn(1, 6, 12)  # one item of keys for both of queries
-    with pytest.raises(SpecError, match=r"Got keys \(1, 6, 12\) beside .*\)\. A class") as refused, mha.capture(layer):
-        layer(drawn(2, 4, 12), memory, memory)
-    assert ".." not in str(refused.value)
+    said = r"Got keys \(1, 6, 12\) beside .*\)\. A class"
+    assert ".." not in refused(said, layer, lambda: layer(drawn(2, 4, 12), memory, memory))
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         (
-            nn.Sequential(nn.Linear(12, 12), nn.Sequential(nn.ReLU(), Unnamed(tuple("abcd"), "kqvo"))),
-            r"\{'1.1': .*'a', 'b'",
+            nn.Sequential(nn.Linear(12, 12), nn.Sequential(nn.ReLU(), Parts("", "abcd", "kqvo"))),
+            r"\{'1.1': mha\.Projections\(query=.*'a', 'b'.*docs/recordings\.md",
         ),
         (nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), r"by its projections, and it has '1' alone \("),
         (nn.Sequential(nn.ReLU()), r"by its projections, and it has none \("),
     ],
 )
 def test_the_line_for_a_model_without_attention_by_name_says_what_was_found(model: Any, words: str) -> None:
-    with pytest.raises(SpecError, match=words), mha.capture(model):
-        pass
-    with pytest.raises(SpecError, match=words) as refused, mha.capture(model):
-        model(torch.ones(1, 2, 12 if len(model) == 2 and isinstance(model[0], nn.Linear) else 2))
-    assert "NAME" not in str(refused.value)
+    refused(words, model, lambda: None)
+    x = torch.ones(1, 2, 12 if len(model) == 2 and isinstance(model[0], nn.Linear) else 2)
+    assert "NAME" not in refused(words, model, lambda: model(x))

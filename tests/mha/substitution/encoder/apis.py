@@ -1,7 +1,5 @@
 """The APIs in which a module is ported: which of them are asked for, and which are the same on the newest releases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

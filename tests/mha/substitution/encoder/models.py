@@ -1,7 +1,5 @@
 """A small encoder in PyTorch, its batch, and the faults that its ports have by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -71,27 +69,19 @@ def batch(seed: int = 1) -> dict[str, NDArray]:
     return {"ids": rng.integers(0, VOCABULARY, (2, 5)), "mask": mask}
 
 
+LAYERS = {"keras": "encoder/layer_{}", "linen": "layers_{}", "nnx": "layers/{}", "gluon": "layers.{}"}
+
+
+def place(layer: int, **inside: str) -> dict[str, str]:
+    return {api: around.format(layer) + inside.get(api, "") for api, around in LAYERS.items()}
+
+
 FAULTS: dict[str, dict[str, str]] = {
-    "eps": {
-        "keras": "encoder/layer_1/second_norm",
-        "linen": "layers_1/norm2",
-        "nnx": "layers/1/norm2",
-        "gluon": "layers.1.norm2",
-    },
-    "gelu": {"keras": "encoder/layer_0", "linen": "layers_0", "nnx": "layers/0/feed", "gluon": "layers.0"},
-    "residual": {"keras": "encoder/layer_1", "linen": "layers_1", "nnx": "layers/1", "gluon": "layers.1"},
-    "scale": {
-        "keras": "encoder/layer_0/attention",
-        "linen": "layers_0/attend",
-        "nnx": "layers/0/attention",
-        "gluon": "layers.0.attention",
-    },
-    "bias": {
-        "keras": "encoder/layer_1/outer",
-        "linen": "layers_1/outer",
-        "nnx": "layers/1/feed/outer",
-        "gluon": "layers.1.outer",
-    },
-    "mask": {"keras": "", "linen": "", "nnx": "", "gluon": ""},
+    "eps": place(1, keras="/second_norm", linen="/norm2", nnx="/norm2", gluon=".norm2"),
+    "gelu": place(0, nnx="/feed"),
+    "residual": place(1),
+    "scale": place(0, keras="/attention", linen="/attend", nnx="/attention", gluon=".attention"),
+    "bias": place(1, keras="/outer", linen="/outer", nnx="/feed/outer", gluon=".outer"),
+    "mask": dict.fromkeys(LAYERS, ""),
 }
 """Fault -> the module of each port that it is in; "" is the model itself."""

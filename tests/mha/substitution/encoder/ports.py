@@ -1,14 +1,25 @@
 """Ports of the small encoder to four APIs, as a porter of each would write them."""
 
-from __future__ import annotations
-
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.mha.substitution.encoder.models import HEADS, HIDDEN, LENGTH, VOCABULARY, WIDTH, batch
+
+
+def beside(number: int, fault: str, stop: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What a layer adds to its attention: its input, unless that is lost, or has no gradient there."""
+    faults = {"residual": lambda x: 0.0 * x, "detached": stop} if number == 1 else {}
+    return faults.get(fault, lambda x: x)
+
+
+def legacy(array: NDArray, dtype: str = "float32") -> Any:
+    """An mx.nd array; `mx.nd.array` asks scipy for names that are gone."""
+    from backends.mxnet.ops.framework import mx
+
+    return mx.np.array(array, dtype=dtype).as_nd_ndarray()
 
 
 def keras_port(state: dict[str, NDArray], fault: str = "") -> Any:
@@ -38,10 +49,10 @@ def keras_port(state: dict[str, NDArray], fault: str = "") -> Any:
             self.second_norm = keras.layers.LayerNormalization(epsilon=eps, name="second_norm")
             self.inner = keras.layers.Dense(HIDDEN, name="inner")
             self.outer = keras.layers.Dense(WIDTH, name="outer")
-            self.tanh, self.residual = (number, fault) == (0, "gelu"), (number, fault) != (1, "residual")
+            self.tanh, self.beside = (number, fault) == (0, "gelu"), beside(number, fault, ops.stop_gradient)
 
         def call(self, x, mask):
-            x = self.first_norm(self.attention(x, mask) + (x if self.residual else 0.0))
+            x = self.first_norm(self.attention(x, mask) + self.beside(x))
             return self.second_norm(x + self.outer(ops.gelu(self.inner(x), approximate=self.tanh)))
 
     class KEncoder(keras.Model):
@@ -103,7 +114,7 @@ def linen_port(state: dict[str, NDArray], fault: str = "") -> Any:
         def __call__(self, x, mask):
             scale = 1.0 if (self.number, fault) == (0, "scale") else (WIDTH // HEADS) ** -0.5
             attended = LAttention(scale, name="attend")(x, mask)
-            x = attended if (self.number, fault) == (1, "residual") else x + attended
+            x = attended + beside(self.number, fault, jax.lax.stop_gradient)(x)
             x = fnn.LayerNorm(epsilon=1e-12, name="norm1")(x)
             inner = jax.nn.gelu(fnn.Dense(HIDDEN, name="inner")(x), approximate=(self.number, fault) == (0, "gelu"))
             use_bias = (self.number, fault) != (1, "bias")
@@ -192,19 +203,15 @@ def nnx_port(state: dict[str, NDArray], fault: str = "") -> Any:
             self.attention, self.feed = NAttention(start + "attention", scale), NFeed(number)
             eps = 1e-3 if (number, fault) == (1, "eps") else 1e-12
             self.norm1, self.norm2 = norm(start + "norm1"), norm(start + "norm2", eps)
-            self.residual = (number, fault) != (1, "residual")
+            self.beside = beside(number, fault, jax.lax.stop_gradient)
 
         def __call__(self, x, mask):
-            attended = self.attention(x, mask)
-            x = self.norm1(x + attended if self.residual else attended)
+            x = self.norm1(self.attention(x, mask) + self.beside(x))
             return self.norm2(x + self.feed(x))
 
     class NEncoder(nnx.Module):
         def __init__(self) -> None:
-            self.words, self.places = (
-                nnx.Embed(VOCABULARY, WIDTH, rngs=rngs),
-                nnx.Embed(LENGTH, WIDTH, rngs=rngs),
-            )
+            self.words, self.places = (nnx.Embed(size, WIDTH, rngs=rngs) for size in (VOCABULARY, LENGTH))
             self.words.embedding[...] = jnp.asarray(state["words.weight"])
             self.places.embedding[...] = jnp.asarray(state["places.weight"])
             self.norm = norm("norm")
@@ -220,29 +227,23 @@ def nnx_port(state: dict[str, NDArray], fault: str = "") -> Any:
     return NEncoder()
 
 
-def _legacy(mx: Any, array: NDArray, dtype: str = "float32") -> Any:
-    """An mx.nd array; `mx.nd.array` asks scipy for names that are gone."""
-    return mx.np.array(array, dtype=dtype).as_nd_ndarray()
-
-
 def gluon_port(state: dict[str, NDArray], fault: str = "") -> Any:
     from backends.mxnet.ops.framework import mx
 
     gluon, F = mx.gluon.nn, mx.nd
-    array = partial(_legacy, mx)
 
     def dense(units: int, name: str) -> Any:
         made = gluon.Dense(units, flatten=False, in_units=state[f"{name}.weight"].shape[1])
         made.initialize()
-        made.weight.set_data(array(state[f"{name}.weight"]))
-        made.bias.set_data(array(state[f"{name}.bias"]))
+        made.weight.set_data(legacy(state[f"{name}.weight"]))
+        made.bias.set_data(legacy(state[f"{name}.bias"]))
         return made
 
     def norm(name: str, eps: float = 1e-12) -> Any:
         made = gluon.LayerNorm(epsilon=eps, in_channels=WIDTH)
         made.initialize()
-        made.gamma.set_data(array(state[f"{name}.weight"]))
-        made.beta.set_data(array(state[f"{name}.bias"]))
+        made.gamma.set_data(legacy(state[f"{name}.weight"]))
+        made.beta.set_data(legacy(state[f"{name}.bias"]))
         return made
 
     class GAttention(mx.gluon.Block):
@@ -272,7 +273,7 @@ def gluon_port(state: dict[str, NDArray], fault: str = "") -> Any:
             self.inner, self.outer = dense(HIDDEN, start + "inner"), dense(WIDTH, start + "outer")
             if (number, fault) == (1, "bias"):
                 self.outer.bias.set_data(F.zeros(WIDTH))
-            self.tanh, self.residual = (number, fault) == (0, "gelu"), (number, fault) != (1, "residual")
+            self.tanh, self.beside = (number, fault) == (0, "gelu"), beside(number, fault, F.BlockGrad)
 
         def act(self, x):
             if self.tanh:
@@ -280,8 +281,7 @@ def gluon_port(state: dict[str, NDArray], fault: str = "") -> Any:
             return F.LeakyReLU(x, act_type="gelu")
 
         def forward(self, x, mask):
-            attended = self.attention(x, mask)
-            x = self.norm1(x + attended if self.residual else attended)
+            x = self.norm1(self.attention(x, mask) + self.beside(x))
             return self.norm2(x + self.outer(self.act(self.inner(x))))
 
     class GEncoder(mx.gluon.Block):
@@ -290,8 +290,8 @@ def gluon_port(state: dict[str, NDArray], fault: str = "") -> Any:
             self.words, self.places = gluon.Embedding(VOCABULARY, WIDTH), gluon.Embedding(LENGTH, WIDTH)
             self.words.initialize()
             self.places.initialize()
-            self.words.weight.set_data(array(state["words.weight"]))
-            self.places.weight.set_data(array(state["places.weight"]))
+            self.words.weight.set_data(legacy(state["words.weight"]))
+            self.places.weight.set_data(legacy(state["places.weight"]))
             self.norm = norm("norm")
             self.layers = gluon.Sequential()
             self.layers.add(GLayer(0), GLayer(1))
@@ -311,9 +311,7 @@ def call(api: str, model: Any, seed: int = 1) -> None:
     if api == "keras":
         model(given["ids"], given["mask"])
     elif api == "gluon":
-        from backends.mxnet.ops.framework import mx
-
-        model(_legacy(mx, given["ids"], "int32"), _legacy(mx, given["mask"], "float32"))
+        model(legacy(given["ids"], "int32"), legacy(given["mask"]))
     else:
         import jax.numpy as jnp
 

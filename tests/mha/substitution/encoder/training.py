@@ -1,7 +1,5 @@
 """One backward pass of a model in each API, of the sum of what it gives times `weights`."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,7 +38,7 @@ def _keras(port, inputs, weights, within):
 
 def _gluon(port, inputs, weights, within):
     from backends.mxnet.ops.framework import mx
-    from tests.mha.substitution.backward_ports import legacy
+    from tests.mha.substitution.encoder.ports import legacy
 
     with within:
         with mx.autograd.record(train_mode=False):

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-import mha
 from mha.substitution.mutants.unseen import MUTANTS
 
 WIDTH = 6
@@ -78,41 +77,44 @@ CASES = {
 NEVER = "the product of a norm on the other side of the cast to 16 bits"
 
 
-def said_of(model, inputs, path):
-    """The bugs that could stand in the model itself."""
-    torch.manual_seed(0)
-    own = model().eval()
-    with torch.no_grad():
-        for name, parameter in own.named_parameters():
-            if parameter.ndim == 1 or "norm" in name:
-                parameter += 0.1 * torch.randn(parameter.shape).to(parameter.dtype)
-    with mha.capture(own, path, modules=True, overwrite=True), torch.no_grad():
-        own(*inputs)
-    report = mha.where(own, path)
-    assert report.equal, report.results
-    return {one.bug for one in report.unseen if not one.module}
+@pytest.fixture
+def said_of(judged):
+    """A function of a model and its inputs to the bugs that could stand in the model itself."""
+
+    def said(model, inputs):
+        torch.manual_seed(0)
+        own = model().eval()
+        with torch.no_grad():
+            for name, parameter in own.named_parameters():
+                if parameter.ndim == 1 or "norm" in name:
+                    parameter += 0.1 * torch.randn(parameter.shape).to(parameter.dtype)
+        report = judged(own, own, *inputs)
+        assert report.equal, report.results
+        return {one.bug for one in report.unseen if not one.module}
+
+    return said
 
 
 @pytest.mark.nightly("what inputs do not show is said", every=2)
 @pytest.mark.parametrize("bug", CASES)
-def test_a_bug_is_said_only_of_inputs_that_do_not_show_it(bug, tmp_path):
+def test_a_bug_is_said_only_of_inputs_that_do_not_show_it(bug, said_of):
     model, shown, hidden = CASES[bug]
-    assert bug not in said_of(model, shown, tmp_path / "port.safetensors")
-    assert bug in said_of(model, hidden, tmp_path / "port.safetensors")
+    assert bug not in said_of(model, shown)
+    assert bug in said_of(model, hidden)
 
 
 def test_every_bug_has_a_case():
     assert {*CASES, NEVER} == {*MUTANTS}
 
 
-def test_rounding_to_16_bits_hides_where_a_norm_casts(tmp_path):
-    half = said_of(lambda: nn.LayerNorm(WIDTH).half(), [WIDE], tmp_path / "port.safetensors")
-    single = said_of(lambda: nn.LayerNorm(WIDTH), [X], tmp_path / "port.safetensors")
+def test_rounding_to_16_bits_hides_where_a_norm_casts(said_of):
+    half = said_of(lambda: nn.LayerNorm(WIDTH).half(), [WIDE])
+    single = said_of(lambda: nn.LayerNorm(WIDTH), [X])
     assert NEVER in half
     assert not {NEVER, "a norm computed in 16 bits"} & single
 
 
-def test_the_blocks_of_bert_are_tried(tmp_path, monkeypatch):
+def test_the_blocks_of_bert_are_tried(judged, monkeypatch):
     """Post-norm; the parts of a sum stand in modules of their own, the norm before it in another one."""
     from transformers import BertConfig, BertModel
 
@@ -124,9 +126,7 @@ def test_the_blocks_of_bert_are_tried(tmp_path, monkeypatch):
             parameter += 0.3 * torch.randn_like(parameter)
 
     def said(ids):
-        with mha.capture(model, tmp_path / "port.safetensors", modules=True, overwrite=True), torch.no_grad():
-            model(input_ids=ids, attention_mask=torch.ones_like(ids))
-        report = mha.where(model, tmp_path / "port.safetensors")
+        report = judged(model, model, input_ids=ids, attention_mask=torch.ones_like(ids))
         assert report.equal
         return {one.bug for one in report.unseen if one.module.startswith("encoder.layer.0")}
 

@@ -1,7 +1,5 @@
 """The recording that the tests of this folder compare others with."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.mha.substitution.recorded.three_layers import layers_of, model

@@ -1,9 +1,6 @@
 """What a layer does behind its output projection, up to which it is recorded, is compared or said not to be judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +20,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 class Attention(nn.Module):  # type: ignore[misc,name-defined]
     """A layer of projections, with something behind them."""
 
-    def __init__(self, behind: Any) -> None:
+    def __init__(self, behind):
         super().__init__()
         self.num_heads, self.behind = 2, behind
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(6, 6) for _ in range(4))
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         q, k, v = (p(x).unflatten(-1, (2, 3)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.behind(self.out_proj(y.transpose(1, 2).flatten(2)), x)
@@ -46,12 +43,12 @@ BEHIND = {
 GIVEN = torch.from_numpy(np.random.default_rng(3).normal(size=(2, 5, 6))).float()
 
 
-def made(*behind: str) -> Any:
+def made(*behind):
     torch.manual_seed(1)
     return nn.Sequential(*(Attention(BEHIND[one]) for one in behind)).eval()
 
 
-def recorded(model: Any, tmp_path: Any = None) -> Recording:
+def recorded(model, tmp_path=None):
     with mha.capture(model) as seen:
         model(GIVEN)
     if tmp_path is None:
@@ -60,7 +57,7 @@ def recorded(model: Any, tmp_path: Any = None) -> Recording:
     return Recording.load(tmp_path / "one.safetensors")
 
 
-def said(original: str, port: str, **changed: Any) -> tuple[Any, str]:
+def said(original, port, **changed):
     found = mha.where(*(replace(recorded(made(one)[0]), **changed) for one in (original, port)))
     return found, said_of(found)
 

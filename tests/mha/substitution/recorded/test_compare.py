@@ -4,8 +4,6 @@ The model is attention, a sum and a normalisation, three times over: what parts 
 layers, and what rounding does to it is real.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

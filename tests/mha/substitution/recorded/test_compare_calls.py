@@ -1,7 +1,5 @@
 """Two recordings: pairs, calls without a partner, and what `mha where` and `mha diagnose --weights` say and refuse."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

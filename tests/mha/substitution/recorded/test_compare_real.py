@@ -1,8 +1,7 @@
 """Two recordings of real layers: PyTorch's beside Keras', and the example of docs/recordings.md."""
 
-from __future__ import annotations
-
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,31 +18,13 @@ PADDED = np.arange(7) >= LENGTHS[:, None]
 X = np.random.default_rng(0).normal(size=(2, 7, 12)).astype(np.float32)
 
 
-@pytest.fixture
-def torch(backend_names):
-    if "torch" not in backend_names:
-        pytest.skip("torch is not under test")
-    import torch
-
-    return torch
-
-
-@pytest.fixture
-def keras(backend_names):
-    if "tf" not in backend_names:
-        pytest.skip("tf is not under test")
-    import keras
-
-    return keras
-
-
 def masked(text):
     """The text with every number as #, and one space between words, up to the names of bugs: roundings order them."""
     text = text.partition("  within the bound")[0]
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text)).strip()
 
 
-def test_the_example_of_the_documentation(torch, tmp_path, monkeypatch):
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = PAGE.partition("## Two recordings")[2].partition("\n## ")[0]
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
@@ -54,16 +35,6 @@ def test_the_example_of_the_documentation(torch, tmp_path, monkeypatch):
     assert masked(done.output) == masked(shown[1])
 
 
-def model_of(torch):
-    """Two attention layers of PyTorch with biases that are not 0."""
-    torch.manual_seed(0)
-    layers = torch.nn.ModuleList(torch.nn.MultiheadAttention(12, 4, batch_first=True) for _ in range(2))
-    for layer in layers:
-        for bias in (layer.in_proj_bias, layer.out_proj.bias):
-            torch.nn.init.normal_(bias)
-    return layers.eval()
-
-
 def normalised(x):
     centred = x.astype(np.float64) - x.mean(axis=-1, keepdims=True, dtype=np.float64)
     return (centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + 1e-5)).astype(np.float32)
@@ -71,28 +42,15 @@ def normalised(x):
 
 def recorded(layers, call):
     """A recording of each layer on what the one before gave."""
-    calls, found, x = [], [], X
-    for i, layer in enumerate(layers):
+    recordings, x = [], X
+    for layer in layers:
         with mha.capture(layer) as seen:
             output = np.asarray(call(layer, x))
-        (one,) = seen.recording.layers
-        found.append(mha.recordings.recording.RecordedLayer(f"{i}", one.kind, one.dtype, one.config, one.weights))
-        calls.append(
-            mha.recordings.recording.RecordedCall(i, seen.recording.calls[0].inputs, seen.recording.calls[0].outputs)
-        )
+        recordings.append(seen.recording)
         x = normalised(x + output)
-    return mha.Recording(tuple(found), tuple(calls), seen.recording.versions)
-
-
-def of_torch(torch, layers):
-    padded = torch.from_numpy(PADDED)
-
-    def call(layer, x):
-        x = torch.from_numpy(x)
-        with torch.no_grad():
-            return layer(x, x, x, key_padding_mask=padded, need_weights=False)[0].numpy()
-
-    return recorded(layers, call)
+    named = [replace(one.layers[0], name=f"{i}") for i, one in enumerate(recordings)]
+    calls = [replace(one.calls[0], layer=i) for i, one in enumerate(recordings)]
+    return mha.Recording(tuple(named), tuple(calls), seen.recording.versions)
 
 
 @pytest.mark.parametrize(
@@ -103,26 +61,28 @@ def of_torch(torch, layers):
         (None, "mask", "it forgets the mask"),
     ],
 )
-def test_keras_beside_torch(torch, keras, mask, part, words):
+def test_keras_beside_torch(mask, part, words, backend_names):
+    """Two attention layers of PyTorch with biases that are not 0, and their weights in Keras."""
+    if not {"torch", "tf"} <= set(backend_names):
+        pytest.skip("torch and tf are not both under test")
+    import torch
+
     from backends.tf.native.convert import to_native
     from backends.torch.native.convert import from_native
 
-    original = model_of(torch)
-    port = [to_native(*from_native(layer)) for layer in original]
+    torch.manual_seed(0)
+    original = [torch.nn.MultiheadAttention(12, 4, batch_first=True).eval() for _ in range(2)]
+    for layer in original:
+        for bias in (layer.in_proj_bias, layer.out_proj.bias):
+            torch.nn.init.normal_(bias)
+
+    def call(layer, x):
+        x = torch.from_numpy(x)
+        return layer(x, x, x, key_padding_mask=torch.from_numpy(PADDED), need_weights=False)[0].detach().numpy()
+
     given = {} if mask is None else {"attention_mask": mask[:, None, :]}
-    ported = recorded(port, lambda layer, x: layer(x, x, **given))
-    found = mha.where(of_torch(torch, original), ported)
+    ported = recorded([to_native(*from_native(layer)) for layer in original], lambda layer, x: layer(x, x, **given))
+    found = mha.where(recorded(original, call), ported)
     said = said_of(found)
     assert words in said, said
     assert (found.first[1].part if found.first else None) == part
-
-
-def test_the_first_layer_that_holds_anothers_weights(torch, keras):
-    from backends.tf.native.convert import to_native
-    from backends.torch.native.convert import from_native
-
-    original = model_of(torch)
-    port = [to_native(*from_native(layer)) for layer in reversed(original)]
-    ported = recorded(port, lambda layer, x: layer(x, x, attention_mask=~PADDED[:, None, :]))
-    found = mha.where(of_torch(torch, original), ported)
-    assert "differs in weights: the port's layer holds the weights of the original's 1." in said_of(found)

@@ -1,7 +1,5 @@
 """Two recordings of all modules: a line inside a module in one model, and beside it in the other, is no fault."""
 
-from __future__ import annotations
-
 import pytest
 
 import mha

@@ -1,7 +1,5 @@
 """What stands behind the last attention layer is judged by what the model gave."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two recordings of all modules: the wrong ones, and those that follow from them."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

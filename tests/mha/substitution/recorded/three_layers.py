@@ -1,7 +1,5 @@
 """Recordings of a model of three attention layers, and the first difference between two of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

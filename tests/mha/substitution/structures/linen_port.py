@@ -1,7 +1,5 @@
 """A port of the small decoder to Flax linen, with the faults that are asked for; its layers may be scanned."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn
@@ -27,7 +25,8 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask):
-        norms = [nn.LayerNorm(epsilon=1e-5, name=name) for name in ("ln1", "ln2")]
+        norms = [nn.LayerNorm(epsilon=1e-3 if self.fault == name else 1e-5, name=name) for name in ("ln1", "ln2")]
+        mask = ~mask | jnp.eye(mask.shape[-1], dtype=bool) if self.fault == "inverted" else mask
         first, second = norms[::-1] if self.fault == "norms" else norms
         attend, up, down = Attention(name="attention"), nn.Dense(HIDDEN, name="fc1"), nn.Dense(WIDTH, name="fc2")
 
@@ -53,6 +52,8 @@ class Port(nn.Module):
     scanned: bool = False
     again: bool = False
     """Whether the scanned layers are rematerialised."""
+    faults: tuple[str, str] = ("", "")
+    """Of each block, beside that of all."""
 
     @nn.compact
     def __call__(self, ids, mask):
@@ -71,8 +72,8 @@ class Port(nn.Module):
             )
             x, _ = scan(self.pre, self.fault, name="layers")(x, allowed)
         else:
-            for i in range(2):
-                x = Block(self.pre, self.fault, name=f"h_{i}")(x, allowed)
+            for i, own in enumerate(self.faults):
+                x = Block(self.pre, self.fault or own, name=f"h_{i}")(x, allowed)
         return nn.Dense(VOCABULARY, name="lm")(nn.LayerNorm(epsilon=1e-5, name="ln_f")(x))
 
 
@@ -105,5 +106,5 @@ def parameters_of(model: Any, *, scanned: bool = False) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, found)
 
 
-def call(port: Any) -> None:
-    port(*map(jnp.asarray, batch().values()))
+def given() -> list[Any]:
+    return [jnp.asarray(array) for array in batch().values()]

@@ -1,13 +1,19 @@
 """A small decoder in PyTorch, with norms before or after each part, and a batch that is padded on the left."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 WIDTH, HEADS, HIDDEN, VOCABULARY, LONGEST = 12, 3, 20, 17, 9
+
+
+def attended(q, k, v, mask=None, scale=(WIDTH // HEADS) ** -0.5, heads=HEADS):
+    """What attention computes between its projections; `mask` is True where a key is seen."""
+    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+    scores = q @ k.mT * scale
+    scores = scores if mask is None else scores.masked_fill(~mask, -1e9)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
@@ -44,10 +50,14 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(pre=pre) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
+    def embedded(self, ids):
+        return self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
+
+    def allowed(self, mask):
+        return mask[:, None, None, :].bool() & torch.ones(mask.shape[1], mask.shape[1]).tril().bool()
+
     def forward(self, ids, mask):
-        length = ids.shape[1]
-        x = self.tok(ids) + self.pos(torch.arange(length))
-        allowed = mask[:, None, None, :].bool() & torch.ones(length, length).tril().bool()
+        x, allowed = self.embedded(ids), self.allowed(mask)
         for block in self.blocks:
             x = block(x, allowed)
         return self.head(self.norm(x))
@@ -65,7 +75,15 @@ def original(*, pre: bool = True) -> Decoder:
 
 def batch() -> dict[str, NDArray]:
     """Two texts, the second of which is shorter, and padded on the left."""
-    return {
-        "ids": np.random.default_rng(1).integers(0, VOCABULARY, (2, 7)),
-        "mask": np.array([[1] * 7, [0, 0, 1, 1, 1, 1, 1]]),
-    }
+    mask = np.array([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
+    return {"ids": np.random.default_rng(1).integers(0, VOCABULARY, (2, 7)), "mask": mask}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(array) for name, array in batch().items()}
+
+
+def difference(port: nn.Module, model: nn.Module) -> float:
+    """How far a port is from its original, at words."""
+    given = tensors()
+    return float((port(**given) - model(**given))[given["mask"].bool()].abs().max())

@@ -1,7 +1,5 @@
 """Right ports of the small decoder that are written in other ways; each may have another GELU in its second block."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 
@@ -9,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.mha.substitution.structures.original import HEADS, HIDDEN, LONGEST, VOCABULARY, WIDTH, Decoder
+from tests.mha.substitution.structures.original import HEADS, HIDDEN, LONGEST, VOCABULARY, WIDTH, Decoder, attended
 
 SIZE = WIDTH // HEADS
 WAYS: dict[str, Callable[[Decoder, bool], nn.Module]] = {}
@@ -26,26 +24,16 @@ def linear(weight, bias=None):
     return made
 
 
-def heads_of(x):
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
-def attended(q, k, v, mask):
-    weights = (q @ k.mT / SIZE**0.5).masked_fill(~mask, -1e9).softmax(-1)
-    return (weights @ v).transpose(1, 2).flatten(2)
-
-
 class Block(nn.Module):
     """A block of the original, whose GELU is in its lines."""
 
     def __init__(self, own, wrong):
         super().__init__()
         self.n1, self.n2, self.up, self.down = own.n1, own.n2, own.up, own.down
-        self.attn = self.attention(own.attn)
-        self.wrong = wrong
+        self.attn, self.wrong = self.kind(own.attn), wrong
 
-    def attention(self, own):
-        return own
+    kind = staticmethod(lambda own: own)
+    """Makes its attention of the original's."""
 
     def active(self, x):
         return functional.gelu(x, approximate="tanh" if self.wrong else "none")
@@ -58,9 +46,10 @@ class Block(nn.Module):
         return x + self.feed(self.n2(x))
 
 
-def port_of(model, wrong, kind=Block):
+def port_of(model, wrong, kind=Block, whole=Decoder):
     port = copy.deepcopy(model)
     port.blocks = nn.ModuleList(kind(one, wrong and number == 1) for number, one in enumerate(port.blocks))
+    port.__class__ = whole
     return port.eval()
 
 
@@ -72,6 +61,25 @@ def fold(norm, *behind):
     return nn.LayerNorm(WIDTH, elementwise_affine=False)
 
 
+def all_folded(port):
+    for block in port.blocks:
+        block.n1, block.n2 = fold(block.n1, block.attn.q, block.attn.k, block.attn.v), fold(block.n2, block.up)
+    return port
+
+
+def reorder(order, *ones, behind):
+    """Rows of the first in another order, and columns of the one behind them."""
+    for one in ones:
+        one.weight.copy_(one.weight[order].clone()), one.bias.copy_(one.bias[order].clone())
+    behind.weight.copy_(behind.weight[:, order].clone())
+
+
+def bias_moved(attn):
+    """The bias of values stands in that of the output: weights sum to 1."""
+    attn.o.bias += attn.o.weight @ attn.v.bias
+    attn.v.bias.zero_()
+
+
 @way
 def as_it_is(model, wrong):
     return port_of(model, wrong)
@@ -79,10 +87,7 @@ def as_it_is(model, wrong):
 
 @way
 def norms_folded(model, wrong):
-    port = port_of(model, wrong)
-    for block in port.blocks:
-        block.n1, block.n2 = fold(block.n1, block.attn.q, block.attn.k, block.attn.v), fold(block.n2, block.up)
-    return port
+    return all_folded(port_of(model, wrong))
 
 
 @way
@@ -92,9 +97,8 @@ def norms_are_functions(model, wrong):
             x = x + self.attn(functional.layer_norm(x, (WIDTH,)), mask)
             return x + self.feed(functional.layer_norm(x, (WIDTH,)))
 
-    port = port_of(model, wrong, Function)
+    port = all_folded(port_of(model, wrong, Function))
     for block in port.blocks:
-        fold(block.n1, block.attn.q, block.attn.k, block.attn.v), fold(block.n2, block.up)
         block.n1 = block.n2 = None
     return port
 
@@ -115,11 +119,9 @@ def centred(model, wrong):
 @way
 def interpreted(model, wrong):
     """As tools of interpretability prepare a model: norms and biases of values folded, and the stream centred."""
-    port = centred(model, wrong)
+    port = all_folded(centred(model, wrong))
     for block in port.blocks:
-        block.n1, block.n2 = fold(block.n1, block.attn.q, block.attn.k, block.attn.v), fold(block.n2, block.up)
-        block.attn.o.bias += block.attn.o.weight @ block.attn.v.bias
-        block.attn.v.bias.zero_()
+        bias_moved(block.attn)
     port.norm = fold(port.norm, port.head)
     return port
 
@@ -129,12 +131,8 @@ def everything_in_another_order(model, wrong):
     port = port_of(model, wrong)
     heads, hidden = torch.arange(WIDTH).view(HEADS, SIZE)[[2, 0, 1]].flatten(), torch.randperm(HIDDEN)
     for block in port.blocks:
-        a = block.attn
-        for one, order in ((a.q, heads), (a.k, heads), (a.v, heads), (block.up, hidden)):
-            one.weight.copy_(one.weight[order].clone())
-            one.bias.copy_(one.bias[order].clone())
-        for one, order in ((a.o, heads), (block.down, hidden)):
-            one.weight.copy_(one.weight[:, order].clone())
+        reorder(heads, block.attn.q, block.attn.k, block.attn.v, behind=block.attn.o)
+        reorder(hidden, block.up, behind=block.down)
     return port
 
 
@@ -170,7 +168,7 @@ def a_module_for_each_head(model, wrong):
             self.o = linear(own.o.weight[:, at])
 
         def forward(self, x, mask):
-            return self.o(attended(*(one(x)[:, None] for one in (self.q, self.k, self.v)), mask))
+            return self.o(attended(*(one(x) for one in (self.q, self.k, self.v)), mask, heads=1))
 
     class Heads(nn.Module):
         def __init__(self, own):
@@ -182,8 +180,7 @@ def a_module_for_each_head(model, wrong):
             return sum(one(x, mask) for one in self.heads) + self.bias
 
     class Apart(Block):
-        def attention(self, own):
-            return Heads(own)
+        kind = Heads
 
     return port_of(model, wrong, Apart)
 
@@ -234,15 +231,13 @@ def sums_in_the_norms(model, wrong):
 
     class Port(Decoder):
         def forward(self, ids, mask):
-            length, stream = ids.shape[1], None
-            x = self.tok(ids) + self.pos(torch.arange(length))
-            allowed = mask[:, None, None, :].bool() & torch.ones(length, length).tril().bool()
+            x, stream, allowed = self.embedded(ids), None, self.allowed(mask)
             for block in self.blocks:
                 x, stream = block(x, stream, allowed)
             return self.head(self.norm(x, stream)[0])
 
-    port = port_of(model, wrong, Added)
-    port.__class__, port.norm = Port, AddedNorm(port.norm)
+    port = port_of(model, wrong, Added, Port)
+    port.norm = AddedNorm(port.norm)
     return port
 
 
@@ -254,41 +249,27 @@ def the_mask_made_in_each_layer(model, wrong):
             self.q, self.k, self.v, self.o = own.q, own.k, own.v, own.o
 
         def forward(self, x, words):
-            causal = torch.ones(x.shape[1], x.shape[1]).tril().bool()
-            q, k, v = (heads_of(one(x)) for one in (self.q, self.k, self.v))
-            return self.o(attended(q, k, v, words[:, None, None, :].bool() & causal))
+            return self.o(attended(self.q(x), self.k(x), self.v(x), Decoder.allowed(self, words)))
 
     class Inside(Block):
-        def attention(self, own):
-            return Masked(own)
+        kind = Masked
 
     class Port(Decoder):
-        def forward(self, ids, mask):
-            x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
-            for block in self.blocks:
-                x = block(x, mask)
-            return self.head(self.norm(x))
+        def allowed(self, mask):
+            return mask
 
-    port = port_of(model, wrong, Inside)
-    port.__class__ = Port
-    return port
+    return port_of(model, wrong, Inside, Port)
 
 
 @way
 def both_tables_in_one(model, wrong):
     class Port(Decoder):
-        def forward(self, ids, mask):
-            length = ids.shape[1]
-            x = self.tok(ids) + self.tok(torch.arange(length) + VOCABULARY)
-            allowed = mask[:, None, None, :].bool() & torch.ones(length, length).tril().bool()
-            for block in self.blocks:
-                x = block(x, allowed)
-            return self.head(self.norm(x))
+        def embedded(self, ids):
+            return self.tok(ids) + self.tok(torch.arange(ids.shape[1]) + VOCABULARY)
 
-    port = port_of(model, wrong)
-    table = nn.Embedding(VOCABULARY + LONGEST, WIDTH)
+    port, table = port_of(model, wrong, whole=Port), nn.Embedding(VOCABULARY + LONGEST, WIDTH)
     table.weight.copy_(torch.cat([model.tok.weight, model.pos.weight]))
-    port.__class__, port.tok, port.pos = Port, table, None
+    port.tok, port.pos = table, None
     return port
 
 
@@ -305,6 +286,4 @@ def text_by_text_without_padding(model, wrong):
                 found[text, words] = self.head(self.norm(x))[0]
             return found
 
-    port = port_of(model, wrong)
-    port.__class__ = Port
-    return port
+    return port_of(model, wrong, whole=Port)
