@@ -341,7 +341,7 @@ def of_mixed_values(read: Read, output: Read, problem: Problem, right: NDArray) 
 
     In calls of equal scores, the weights of such a layer seem to be w @ c, where w (Lq, Lk) are the right weights. The
     matrix c (Lk, Lk) is the same for several masks that are tried. Return None if no c fits, if c mixes no keys, or if
-    each row of c sums to 1 (which smoothed weights do).
+    each row of c sums to 1 and has the same shares of other keys (as where weights are smoothed).
 
     Args:
         read: call -> its attention weights.
@@ -364,7 +364,9 @@ def of_mixed_values(read: Read, output: Read, problem: Problem, right: NDArray) 
     rows = [np.delete(one, middle, axis=1) for one in outputs if one is not None]
     if len(rows) < len(outputs) or near(rows[0], rows[1]):
         return None  # a wrong matrix mixes channels, by which keys are told apart
-    if own is None or not is_of_several(shares) or near(shares.sum(axis=1), np.ones(count)):
+    others = np.where(np.eye(count, dtype=bool), np.nan, shares)  # the same for every query where weights are smoothed
+    is_smooth = near(shares.sum(axis=1), np.ones(count)) and near(np.nanmin(others, axis=0), np.nanmax(others, axis=0))
+    if own is None or not is_of_several(shares) or is_smooth:
         return None
     if np.linalg.cond(shares) > 1.0 / NEAR:  # whatever the mask is, the weights are the same
         return None
@@ -374,8 +376,9 @@ def of_mixed_values(read: Read, output: Read, problem: Problem, right: NDArray) 
     look = "values along the length, such as a convolution or a shift"
     if alone:
         return "values", seen, f"what mixes {look}"
-    wrong = "The weights are wrong as well, as where queries and keys are mixed so too."
-    return "queries", f"{seen} {wrong}", f"what mixes queries, keys and {look}"
+    mixed = ["queries"] * (QUERIES in more_than_both(read, problem)) + ["keys"]
+    wrong = f"The weights are wrong as well, as where {_and(mixed)} are mixed so too."
+    return mixed[0], f"{seen} {wrong}", f"what mixes {', '.join(mixed)} and {look}"
 
 
 def of_no_values(output: Read, problem: Problem) -> Told:

@@ -228,6 +228,11 @@ def _let_in(state: State) -> NDArray:
     return allowed(state) | _padded(state)[:, None, None]
 
 
+def _one_let_in(state: State) -> NDArray:
+    padded = _padded(state)
+    return allowed(state) | (padded & (padded.cumsum(axis=1) == 1))[:, None, None]
+
+
 def _not_excluded(state: State) -> NDArray:
     """The keys that are let in by what is no padding: causal, a window, a bias, and lengths or bools query by query."""
     mask = state.inputs.mask
@@ -252,6 +257,7 @@ PADDING: Mapping[str, tuple[str, Callable[[State], NDArray]]] = {
         "Padded keys get weights whatever else the mask says, causal too: the mask of padding is joined to it by or",
         _let_in,
     ),
+    "padding-one-long": ("One key beyond the length is let in, causal or not", _one_let_in),
     "padding-of-queries": (
         "Padded keys get weights: the mask of padding is put on the axis of the queries, where there are as many of "
         "them as keys",

@@ -152,10 +152,18 @@ def mix_of(array: NDArray, heads: NDArray) -> NDArray | None:
 
 
 def is_kept(measured: NDArray, expected: NDArray) -> bool:
-    """Return whether many gaps between sorted scores equal the expected gaps. This is so if scores are clamped."""
+    """Return whether sorted scores have many of the expected gaps and some of 0. This is so if scores are clamped."""
     order = np.argsort(expected, axis=-1)
     steps, right = (np.diff(np.take_along_axis(x, order, -1), axis=-1) for x in (measured, expected))
-    return bool((np.abs(steps - right) <= NEAR * np.abs(right).max(initial=0.0)).mean() > CLOSEST)
+    least = NEAR * np.abs(right).max(initial=0.0)
+    is_tied = (np.abs(steps) <= least) & (right > least / SMOOTH)
+    return bool((np.abs(steps - right) <= least).mean() > CLOSEST and is_tied.any())
+
+
+def are_moved(array: NDArray, right: NDArray) -> bool:
+    """Return whether an array (B, ...) has the right items in another order."""
+    same = np.array([[near(one, other) for other in right] for one in array])
+    return bool(same.any(axis=0).all() and same.any(axis=1).all())
 
 
 def marks(row: NDArray) -> str:

@@ -171,6 +171,10 @@ class Asker:
             self._wanted[problem] = _answer(_made_of(self.rounded(problem)), self.precision)
         return self._wanted[problem]
 
+    def right(self, problem: Problem, name: str) -> NDArray:
+        """Return the right array of a stage."""
+        return self.wanted(problem).trace.arrays()[name]
+
     def rounded(self, problem: Problem) -> Problem:
         """Return the problem in the subject's dtype. A problem gives the same object each time.
 

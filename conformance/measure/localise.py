@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.kinds import isolating
 from conformance.kinds.change import MASKING, MASKS, Setting
 from conformance.kinds.dependence import DRAWN, KEYS, QUERIES, SHARP, logs, more_than_both, of_mixed_values, picked
 from conformance.kinds.made import TROUBLE
@@ -22,6 +23,7 @@ from conformance.kinds.oddities import (
     NEAR,
     TIMES,
     are_alike,
+    are_moved,
     follow,
     is_function,
     is_kept,
@@ -34,11 +36,11 @@ from conformance.kinds.places import PLACES
 from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.problems import SMALL, scored
-from conformance.measure.readings import ROWS, dependence, drawn, fact
+from conformance.measure.readings import ROWS, dependence, drawn, fact, moves
 from conformance.measure.search import EXTREME, Located, Measured, features_of
 from conformance.measure.solve import CODE, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants
-from mha_core import STAGES, AttentionMask
+from mha_core import STAGES
 
 LONGEST, MOST_CASES = 16, 3  # most keys of a failing case that is read, and most of such cases
 
@@ -59,19 +61,32 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     problem = first.differing[0]
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
-    if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
-        return Located("output", moved[0], (MOVED,), "what sorts or gathers items, and whether it is undone")
-    if first.probe.id in READ and not measured.asker.slow and measured.asker.fixed_weights is None:
-        call = scored(problem.config, *SMALL)
-        right = measured.asker.wanted(call).trace.arrays()["weights"]
-        if (mixed := of_mixed_values(partial(weights_of, evidence), measured.asker.output, call, right)) is not None:
+    asker, is_live = measured.asker, measured.asker.fixed_weights is not None
+    for one in first.differing:
+        if are_moved(np.asarray(asker.output(one)), asker.right(one, "output")):
+            return Located("output", one, (MOVED,), "what sorts or gathers items, and whether it is undone")
+    others = (changed(problem, **{name: 1.0 - getattr(problem.inputs, name)}) for name in ("queries", "keys", "values"))
+    if [moves(evidence, problem, other) for other in others] == [(True, True), (False, True), (False, True)]:
+        return _seen(evidence, "keys", first.differing)
+    pair, can_read = generic(problem.config, batch=2, weights=NO_BIASES), problem.config.projections and not is_live
+    of_several = can_read and all(one.sizes.batch > 1 for one in first.differing)
+    if of_several and (stage := isolating.of_items(read_weights, asker.output, pair, asker.right(pair, "weights"))):
+        return _seen(evidence, stage, first.differing)
+    if first.probe.stage in ("", "weights") and not asker.slow and not is_live:
+        call, read = scored(problem.config, *SMALL), partial(weights_of, evidence)
+        if (mixed := of_mixed_values(read, asker.output, call, asker.right(call, "weights"))) is not None:
             return Located(mixed[0], call, (f"  {mixed[1]}",), mixed[2])
     if first.probe.stage:
         named, some = first.probe.stage, first.differing[:MOST_CASES]
-        read = [_told(_of_named, evidence, one) for one in some]
+        wrong = [(one, Setting.of(one).has) for row in measured.outcomes for one in row.differing]
+        biased = [one for one, has in wrong if has & {*MASKS, "bias"} == {"bias"}]
+        added = [one for one in biased if np.isfinite(one.inputs.mask.bias).all()]
+        if named == "weights" and added and all("bias" in has for _, has in wrong):  # finite ones are of scores
+            return _seen(evidence, "scores", added)
+        given = [_told(_of_named, evidence, one) for one in some]
         if named == "weights":  # of the right keys, of which scores may be others
-            read += [other for one in some if (other := _told(_of_scores, evidence, one)) in STAGES and other != named]
-        return _seen(evidence, next(filter(None, read), named), first.differing)
+            given += [other for one in some if (other := _told(_of_scores, evidence, one)) in STAGES and other != named]
+        return _seen(evidence, next(filter(None, given), named), first.differing)
     found: list[tuple[str, tuple[Problem, ...]]] = []
     differing = {row.probe.id: row.differing for row in measured.outcomes if row.differing}
     for id in (id for id in differing if id == first.probe.id or id in READ):
@@ -86,7 +101,10 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
     of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
     is_gated = any(stage == "values" and problems[:1] == of_scores for stage, problems in found)
-    are_others = of_output and behind and not is_gated and any(_weights_differ(evidence, one) for one in of_scores)
+    differ = [isolating.sums_differ(asker.output, one, asker.right(one, "weights")) for one in of_scores if can_read]
+    if differ == [False]:  # numbers that mix channels, by which keys are told apart, seem to be other weights
+        found = [one for one in found if one[0] not in ("queries", "keys", "scores")] or found
+    are_others = of_output and behind and not is_gated and any(differ)
     if are_others or (f"{FACTOR}values" in stages and "scores" in stages):  # one number in both
         said, _ = fact(evidence, of_scores[0], "queries")
         look = COMMON + ", or the order of heads" * all(one.config.num_heads > 1 for one in failing)
@@ -95,7 +113,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
     found = [one for one in found if one[0] == "output"] or found
-    dropped = {"weights", OTHER} if "values" in stages else {"weights"} if "heads" in stages else set()
+    dropped = {"weights", OTHER} if {"values", "heads"} & {*stages} else {"weights"} if GATED in stages else set()
     told = [one for one in found if not one[0].startswith(FACTOR) and one[0] not in dropped] or found
     told = [(stage.removeprefix(FACTOR).removeprefix("other "), problems) for stage, problems in told]
     best = min(told, key=lambda one: STAGES.index(one[0]), default=None)
@@ -103,6 +121,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
 
 
 FACTOR, OTHER = "a factor of ", "other weights"  # which are no sums of the right ones of a row, or of several heads
+GATED = "other heads"  # each the right one times a number, as where weights have another sum
 COMMON = "what all projections share: a norm, scale, rounding or layout of whole weights, or a norm behind them"
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
@@ -181,61 +200,35 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
         return "output"
     heads, own = read
     is_of_values = _are_of_groups(heads, problem, (2, 3))
-    none = solved(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0), PLACES["heads"])
+    none = _heads_of(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0))
     # What heads have without any value is another key's, which weighs it, if other keys make it another.
-    offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
-    if np.any(np.abs(offset) > NEAR):
+    if none is not None and np.any(np.abs(none) > NEAR):
         return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "keys"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
     if near(heads, ratio * own):  # each is a multiple of the right one
-        twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
-        if twice is not None and not near(twice[0], 2.0 * heads):
+        twice = _heads_of(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0))
+        if twice is not None and not near(twice, 2.0 * heads):
             return "heads"  # weights know nothing of values
         if not are_alike(ratio, (2,)):
-            return "heads" if _is_of_queries(evidence, problem, heads) else "weights"
+            return GATED if _is_of_queries(evidence, problem, heads) else "weights"
         return f"{FACTOR}{'values' if np.ptp(ratio) <= NEAR else 'heads'}"
-    if is_of_values:
-        return "values" if _are_summed(evidence, problem) else "heads"
-    return f"{FACTOR}output" if near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
+    way, few = partial(_heads_of, evidence), partial(generic, problem.config, query_len=1, weights=NO_BIASES)
+    if not is_of_values and near(np.sort(heads, axis=None), np.sort(own, axis=None)):
+        return f"{FACTOR}output"
+    if isolating.are_mixed(way, few(key_len=problem.config.num_heads)):
+        return "output"
+    return "values" if is_of_values and isolating.are_summed(way, few(key_len=1)) else "heads"
 
 
-def _are_summed(evidence: Evidence, problem: Problem) -> bool:
-    """Return whether heads of a value and a 0, of equal keys, are half of the value's, or change with their order."""
-    one = generic(problem.config, key_len=1, weights=NO_BIASES)
-    pair = np.concatenate([one.inputs.values, 0.0 * one.inputs.values], axis=1)
-    both = [changed(one, keys=one.inputs.keys.repeat(2, axis=1), values=values) for values in (pair, pair[:, ::-1])]
-    read = [solved(evidence, call, PLACES["heads"]) for call in (one, *both)]
-    heads, first, last = (np.asarray(0.0 if found is None else found[0]) for found in read)
-    return None in read or not near(first, last) or near(first, heads / 2.0)
+def _heads_of(evidence: Evidence, problem: Problem) -> NDArray | None:
+    found = solved(evidence, problem, PLACES["heads"])
+    return None if found is None or np.isnan(found[0]).any() else found[0]
 
 
 def _is_of_queries(evidence: Evidence, problem: Problem, heads: NDArray) -> bool:
     """Return whether heads stay as they are with other keys, so that no weight made them what they are."""
-    other = solved(evidence, changed(problem, keys=-1.0), PLACES["heads"])
-    return other is not None and near(other[0], heads)
-
-
-def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
-    """Return whether the sums of the heads' weights have other ratios than the right ones, if values act linearly."""
-    config, asker = problem.config, evidence.asker
-    if asker.fixed_weights is not None or not config.projections:
-        return False
-    weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
-    weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
-    weights["out_proj.weight"] = np.ones((config.output_dim, config.num_heads * config.value_head_dim))
-    unit, count = np.eye(1, config.value_dim), problem.sizes.key_len
-    values = [one[:, None] * unit + 0.0 * problem.inputs.values for one in (np.ones(count), *np.eye(count))]
-    equal = changed(problem, queries=0.0)  # where what values have by position is seen alone
-    outputs = [asker.output(changed(call, weights, values=one)) for call in (problem, equal) for one in values]
-    if any(one is None for one in outputs):
-        return False
-    whole = np.stack([np.asarray(one) for one in outputs], axis=-1)  # (B, Lq, output channels, 2 * (1 + keys))
-    found = whole[:, :, int(np.nan_to_num(np.abs(whole[..., 0]).sum(axis=(0, 1))).argmax())]
-    shares, own = found[..., 1 : 1 + count], asker.wanted(problem).trace.arrays()["weights"]
-    alone = shares / found[..., 2 + count :]
-    of_heads = mix_of(shares[:, None].repeat(config.num_heads, axis=1), own) is not None  # as by a wrong output matrix
-    is_right = any(near(one / one.sum(axis=-1, keepdims=True), own.mean(axis=1)) for one in (shares, alone))
-    return near(shares.sum(axis=-1), found[..., 0]) and not (of_heads or is_right)
+    other = _heads_of(evidence, changed(problem, keys=-1.0))
+    return other is not None and near(other, heads)
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
@@ -245,7 +238,7 @@ def _of_call(evidence: Evidence, problem: Problem) -> str | None:
     if call.own is None or output is None:
         return None
     empty = ~np.asarray(call.state["allowed"]).any(axis=(1, 3))
-    if empty.any() and not near(output[empty], evidence.asker.wanted(problem).trace.arrays()["output"][empty]):
+    if empty.any() and not near(output[empty], evidence.asker.right(problem, "output")[empty]):
         return "weights" if output[empty].any() else "output"
     if weights is not None and np.isfinite(weights).all():
         gives = near(call.given(weights[None])[0], output)
@@ -277,10 +270,8 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
 
 def _is_linear(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
     """Return whether unit vectors twice as long show the same weights: else these are no weights."""
-    if not np.isfinite(weights).all():
-        return False
     if evidence.asker.fixed_weights is not None:
-        return True
+        return bool(np.isfinite(weights).all())
     twice = read_weights(evidence.asker.output, problem, 2.0 * CODE)
     return twice is not None and near(twice, weights)
 
@@ -336,31 +327,16 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if mix_of(weights, own) is not None:
         return "weights"
     is_bent = is_full and is_function(measured, np.asarray(call.state["scores"]))
-    if is_bent or follow(measured, expected):
-        is_clamped = is_bent and is_kept(measured, expected)
-        return "scores" if is_clamped or _takes_bias_as_it_is(evidence, problem, measured) else "weights"
-    return "weights" if is_full and _others(evidence, problem) else "scores"
-
-
-def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray) -> bool:
-    """Return whether a bias is added to the log weights: then what bends the scores stands before it."""
-    bias = np.random.default_rng(0).normal(size=measured.shape)
-    weights = weights_of(evidence, changed(problem, mask=AttentionMask(bias=bias)))
-    if weights is None or not (weights > 0.0).all():
-        return False
-    return near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
+    if is_bent and is_kept(measured, expected):  # clamped
+        return "scores"
+    is_after = is_bent or follow(measured, expected) or (is_full and _others(evidence, problem))
+    is_before = isolating.takes_bias(partial(weights_of, evidence), problem, measured) if is_after else True
+    return "scores" if is_before else "weights"
 
 
 def _others(evidence: Evidence, problem: Problem) -> set[str]:
     """Return which others the weight of a query and a key depends on: other queries, other keys, or none."""
     return {QUERIES, KEYS} & {*more_than_both(partial(weights_of, evidence), problem)}
-
-
-def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
-    """Return whether the output has the right items in another order."""
-    right = evidence.asker.wanted(problem).trace.arrays()["output"]
-    same = np.array([[near(one, other) for other in right] for one in np.asarray(evidence.asker.output(problem))])
-    return bool(same.any(axis=0).all() and same.any(axis=1).all())
 
 
 def _are_of_groups(array: NDArray, problem: Problem, axes: tuple[int, ...]) -> bool:
@@ -401,4 +377,5 @@ READ: dict[str, Reading] = {  # the rows that are read also where they are not t
     "value-bias": _of_values,
     "one-key": _of_values,
     "scores": _of_scores,
+    "query-bias": _of_scores,
 }

@@ -1,6 +1,7 @@
 """Probes: the table of rows of isolating problems, in their order: the first row that differs says where to look."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -98,7 +99,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "query-bias",
         "scores that differ from key to key, and biases in the projections.",
-        p.with_fields(weights={}),
+        p.joined(p.with_fields(weights={}), p.of_layer(partial(p.scored, weights={}), *SMALL, ONE_WIDTH)),
         "",
         BIASES,
     ),
@@ -130,6 +131,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("empty-positions", "positions that may attend to no key.", EMPTY_BY_POSITION),
     Probe("no-keys", "no key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
     Probe("every-length", "plain calls of every length up to a dozen.", p.every_length, "", IN_CALLS),
+    Probe("biases-apart", "biases in some projections alone.", p.biases_apart, "", "queries keys values output"),
     Probe("drawn", "calls drawn at random, of several features each.", p.drawn),
     Probe("gradients", "all gradients, of plain calls and others.", p.with_gradients, "gradients", gradients=True),
 )

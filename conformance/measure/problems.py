@@ -58,6 +58,13 @@ def bias_alone(name: str) -> Problems:
     return lambda asker: [problem for problem in make(asker) if getattr(problem.config.bias, name)]
 
 
+def biases_apart(asker: Asker) -> list[Problem]:
+    """Return plain calls of layers in which one projection alone has a bias, or alone has none."""
+    names = [name.removesuffix(".bias") for name in NO_BIASES] if asker.fixed_weights is None else []
+    flags = [{other: (other == name) == alone for other in names} for name in names for alone in (True, False)]
+    return [generic(replace(config, bias=one)) for config in asker.configs[:1] if config.projections for one in flags]
+
+
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
     """Return a problem like that of `zeroed`. Queries differ in norm, and lengths are at least head_dim + 3."""
     least = config.head_dim + 3

@@ -227,16 +227,16 @@ def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[Told]:
     elif not problem.inputs.queries.any():  # equal queries may be of no matter
         problem = generic(problem.config, batch=sizes.batch, query_len=sizes.query_len, key_len=sizes.key_len)
     new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys", "values")}
-    moves = [_moves(evidence, problem, changed(problem, **{name: new[name]})) for name in new]
-    names = [name for name, moved in zip(new, moves, strict=True) if moved == (False, True)]
-    if _moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
+    moved = [moves(evidence, problem, changed(problem, **{name: new[name]})) for name in new]
+    names = [name for name, one in zip(new, moved, strict=True) if one == (False, True)]
+    if moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
         yield f"Other keys and values give the same output{NO_ATTENTION}", "whether the heads reach the output at all"
-    elif names == ["queries"] and moves[1] == (True, True):
+    elif names == ["queries"] and moved[1] == (True, True):
         yield UNUSED, "which input the queries are projected from"
     elif names:
         which = " and ".join(names)
         yield f"Other {which} give the same output.", f"which input the {which} are made of, and whether they are used"
-    if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
+    if moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
         yield ITEMS
 
 
@@ -247,7 +247,7 @@ UNUSED = (
 )
 
 
-def _moves(evidence: Evidence, problem: Problem, other: Problem) -> tuple[bool, bool]:
+def moves(evidence: Evidence, problem: Problem, other: Problem) -> tuple[bool, bool]:
     """Return whether item 0 of the subject's output is another one in the other problem, and of the right output."""
     asker = evidence.asker
     owns = [asker.output(one) for one in (problem, other)]

@@ -35,9 +35,9 @@ EXTREME, HUGE, LARGE = "extreme", 1e20, 1e9  # LARGE as scores are that a finite
 OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past", EXTREME))
 """What a call or a layer may have, and is asked with only if some case has it."""
 
-MOST_BUGS, KEPT, CONDITIONS = 3, 8, 5
+MOST_BUGS, KEPT, ALIKE, CONDITIONS = 3, 8, 2, 5
 """Bugs of a model (an ordinary layer differs in padding and empty rows too), models that are extended by another bug,
-and conditions that are tried for one bug."""
+also of those that give the same rows, and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
@@ -133,6 +133,8 @@ class Probing:
     outcomes: tuple[ProbeResult, ...] = ()
     known: dict[object, bool] = field(default_factory=dict, repr=False)
     nearly: list[Model] = field(default_factory=list, repr=False)
+    _fitting: dict[str, list[Bug]] = field(init=False, default_factory=dict, repr=False)
+    _told: tuple[Model, list[tuple[Probe, Problem, bool, Setting]]] | None = field(init=False, default=None, repr=False)
 
     @cached_property
     def _features(self) -> frozenset[str]:
@@ -258,7 +260,10 @@ class Probing:
                     if whole:
                         return whole
                     partly += tried
-                bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
+                right = {model: self._right(model) for model in partly}
+                ranked = sorted(right, key=lambda model: -sum(right[model]))
+                before = {model: [right[one] for one in ranked[:n]] for n, model in enumerate(ranked)}
+                bases = [one for one in ranked if before[one].count(right[one]) < ALIKE][: KEPT // size]
         return []
 
     def _on_file(self, base: Model, outcome: ProbeResult) -> Iterator[Iterable[Bug]]:
@@ -285,10 +290,10 @@ class Probing:
         asked = map(self.asker.rounded, problems)
         return any(self.variants.run(one, (bug,)) is not self.variants.kept(one) for one in asked)
 
-    def _right(self, model: Model) -> int:
-        """Return in how many rows a model gives the first problem that differs, or the first of all."""
+    def _right(self, model: Model) -> list[bool]:
+        """Return of each row whether a model gives the first problem that differs, or the first of all."""
         rows = [one for one in self.outcomes if one.asked and not one.probe.gradients]
-        return sum(self._gives(model, one.probe, (*one.differing, *one.asked)[0]) for one in rows)
+        return [self._gives(model, one.probe, (*one.differing, *one.asked)[0]) for one in rows]
 
     def _extended(self, base: Model, candidates: Candidates, *, conditions: bool = True) -> list[Model]:
         """Return the models with one bug more that give the first row that `base` does not, and all before it.
@@ -301,8 +306,14 @@ class Probing:
             return []
         before = [one for one in self.outcomes[: self.outcomes.index(outcome) + 1] if one.asked]
         wrong = [one for one in outcome.asked if not self._gives(base, outcome.probe, one)]
-        seen, fitting, found = {bug.id for bug in base}, [], []
-        for some in candidates(base, outcome):
+        fitting: list[Bug] = []
+        seen, found = {bug.id for bug in base}, []
+        asked, beside = candidates(base, outcome), candidates == self._on_file and base in self._companions
+        if beside and outcome.probe.id in self._fitting and not self._acts(base[0], wrong):
+            asked = iter([self._fitting[outcome.probe.id]])  # what fits without it
+        elif not base and candidates == self._on_file:
+            self._fitting[outcome.probe.id] = fitting
+        for some in asked:
             for bug in some:
                 if bug.id in seen or not all(self._gives((*base, bug), outcome.probe, one) for one in wrong):
                     continue
@@ -317,15 +328,15 @@ class Probing:
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
-        wrong, right = [], []
-        for one in self.outcomes:
-            for problem in one.asked if not one.probe.gradients else ():
-                if self._gives(base, one.probe, problem):
-                    if not self._gives((*base, bug), one.probe, problem):
-                        right.append(Setting.of(problem))
-                elif self._gives((*base, bug), one.probe, problem):
-                    wrong.append(Setting.of(problem))
-        for where in list(conditions_of(wrong, right))[:CONDITIONS]:
+        plain: Model = () if base in self._companions else base  # as good as with it to tell calls, and known
+        if not self._told or self._told[0] != plain:
+            rows = [(one.probe, problem) for one in self.outcomes if not one.probe.gradients for problem in one.asked]
+            self._told = plain, [(*row, self._gives(plain, *row), Setting.of(row[1])) for row in rows]
+        sides: tuple[list[Setting], list[Setting]] = [], []  # what is wrong without it, and right with it, and broken
+        for probe, problem, is_right, setting in self._told[1]:
+            if self._gives((*plain, bug), probe, problem) != is_right:
+                sides[is_right].append(setting)
+        for where in list(conditions_of(*sides))[:CONDITIONS]:
             model = (*base, only_in(bug, where))
             if self._fits(model, outcome):
                 yield model

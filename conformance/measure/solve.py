@@ -92,19 +92,24 @@ CODE = 2.0**-4
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return attention weights (B, H, Lq, Lk), read from outputs `answer(problem)` for values `code` * unit vectors."""
+    """Return attention weights (B, H, Lq, Lk), read from outputs `answer(problem)` for values `code` * unit vectors.
+
+    What such a call gives without values is taken off.
+    """
     config, sizes = problem.config, problem.sizes
     found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
     width = config.value_head_dim
     if config.projections:
         width = min(width, config.value_dim, config.output_dim)
-    together = config.output_dim // width
+    together, is_added = config.output_dim // width, None
     for head, key in product(range(0, config.num_heads, together), range(0, sizes.key_len, width)):
         heads = range(head, min(head + together, config.num_heads))
         keys = range(key, min(key + width, sizes.key_len))
         output = answer(_passing(problem, heads, keys, width, code))
-        if output is None:
+        none = answer(_passing(problem, heads, range(0), width, code)) if is_added in (None, True) else 0.0
+        if output is None or none is None:
             return None
+        output, is_added = output - none, is_added or bool(np.any(none))
         for place, one in enumerate(heads):
             found[:, one, :, keys.start : keys.stop] = output[:, :, place * width : place * width + len(keys)] / code
     return found

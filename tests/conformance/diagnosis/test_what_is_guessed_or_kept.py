@@ -93,7 +93,7 @@ LAYERS = {
         layer(one_long),
         ("prime", "valid-lens", "square-lens-per-query"),
         "weights",
-        "One key beyond the length is let in, though padded",
+        "One key beyond the length is let in, causal or not, though padded",
     ),
     "float16": (
         layer(rounded=lambda x: round_to(x, "float16").astype(x.dtype)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from conformance.cases.parts import SQUARE
 from conformance.kinds.change import Setting
 from conformance.kinds.dependence import look_of, of_dependence
+from conformance.kinds.families import families
 from conformance.kinds.oddities import factors, size, sums_of
 from conformance.measure.asker import Asker
 from conformance.measure.changes import Sample, fit
@@ -21,9 +23,10 @@ from conformance.measure.probes import PROBES
 from conformance.measure.readings import fills
 from conformance.measure.search import Measured, Probing
 from conformance.measure.solve import weights_of
+from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
-from mha_core import AttentionConfig, AttentionMask, reference
+from mha_core import AttentionConfig, AttentionMask, Trace, reference
 from tests.conformance.measure.wrong import FRESH, OutputAlone, measured, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -151,6 +154,23 @@ def _adapted(state, output):
     return output + state["merged"] @ np.outer(left, right)
 
 
+def _gates(state, heads):
+    """A gate of each query, head and channel."""
+    return 1.5 + np.sin(_whole(state["queries"]) + np.arange(heads.shape[-1]))
+
+
+def _of_others(state):
+    """The values that heads read, of the next item."""
+    return np.roll(state.heads_of("values"), 1, axis=0)
+
+
+def _cubic(state):
+    """Powers of 2 whose part behind the point is a cubic."""
+    power = (state["scores"] - state["scores"].max(axis=-1, keepdims=True)) / np.log(2.0)
+    x = power - np.floor(power)
+    return 2.0 ** np.floor(power) * (1.0 + 0.6951 * x + 0.2276 * x**2 + 0.0771 * x**3)
+
+
 IN_SOME_CALLS = {
     "of one query alone": ("queries", "bias-of-items", "queries", lambda s, x: x[:, ::-1] if x.shape[2] == 1 else x),
     "of a masked call": ("similarity", "masked-scores", "scores", lambda s, x: x * 0.5 if s.inputs.mask.causal else x),
@@ -167,6 +187,16 @@ IN_SOME_CALLS = {
     "of padded queries": ("queries", "masked-scores", "queries", _zeroed_where_square),
     "by their position": ("values", "equal-scores scores", "values", lambda s, x: _by_position(x)),
     "of sums of values": ("heads", "one-key", "heads", lambda s, x: 2.0 * np.tanh(x / 2.0)),
+    "of rounded sums": ("heads", "one-key equal-scores scores", "heads", lambda s, x: 1.0 * x.astype(np.float16)),
+    "a gate of channels": ("heads", "one-key scores", "heads", lambda s, x: x * _gates(s, x)),
+    "channels in another order": ("values", "one-key scores", "values", lambda s, x: x[..., ::-1]),
+    "of the key before": ("values", "lengths scores", "values", lambda s, x: np.roll(x, 1, axis=2)),
+    "heads that are mixed": ("merged", "one-key scores", "output", lambda s, x: x + 0.5 * np.roll(x, 1, axis=2)),
+    "values of other items": ("values", "items", "values", lambda s, x: x + 0.5 * np.roll(x, 1, axis=0)),
+    "heads of other items": ("heads", "items", "heads", lambda s, x: x + 0.5 * np.roll(x, 1, axis=0)),
+    "keys of other items": ("heads", "items", "weights", lambda s, x: x + s["weights"] ** 2 @ _of_others(s)),
+    "an exponential by a cubic": ("weights", "scores", "weights", lambda s, x: _normed(_cubic(s), s["allowed"])),
+    "of neighbouring scores": ("similarity", "scores", "scores", lambda s, x: x + 0.3 * np.roll(x, 1, axis=3) ** 2),
 }
 """What shows in a row of another stage -> (the step, such rows, its stage, what is done to its result)."""
 
@@ -325,7 +355,10 @@ def _convolved(array):
     return 0.6 * array + 0.4 * np.concatenate([0.0 * array[:, :, :1], array[:, :, :-1]], axis=2)
 
 
-@pytest.mark.parametrize(("steps", "stage"), [(("values",), "values"), (("queries", "values"), "queries")])
+@pytest.mark.parametrize(
+    ("steps", "stage"),
+    [(("values",), "values"), (("queries", "values"), "queries"), (("keys", "values"), "keys")],
+)
 def test_values_that_are_mixed_along_the_length_are_not_said_to_be_weights_that_lack_something(steps, stage):
     """The weights of a causal convolution over the values were said to sum to 0.9."""
     found = localise(measured(*(wrong_at(step, lambda s, x: _convolved(x)) for step in steps)))
@@ -334,7 +367,7 @@ def test_values_that_are_mixed_along_the_length_are_not_said_to_be_weights_that_
     assert re.search(
         r"to key (\d+) alone gets 0.4 of the value of key \d+, 0.6 of the value of key \1: values are", said
     )
-    assert ("The weights are wrong as well" in said) == (stage == "queries")
+    assert ("The weights are wrong as well" in said) == (stage != "values")
     assert "along the length, such as a convolution" in found.look
 
 
@@ -371,3 +404,53 @@ def test_heads_that_are_mixed_behind_the_softmax_are_said_to_be():
     mixed = np.einsum("gh,bhld->bgld", matrix, right)
     assert list(factors(mixed, right)) == ["The outputs of each head {} are the right outputs of several heads, mixed."]
     assert list(factors(mixed[..., :4], right[..., :4])) == []
+
+
+def test_a_bias_that_is_read_wrongly_is_of_scores_though_it_excludes_keys():
+    """A bias with -inf in it is asked as a mask, before others: the attention weights were said."""
+    words = "The entries of the bias are in reverse order along the head axis."
+    (bug,) = (bug for bug in families("scores") if bug.sentence == words)
+    rows = [one for one in PROBES if one.id in ("allowed", "score-bias")]
+    found = measured(bug, probes=rows)
+    assert [one.probe.id for one in found.outcomes if one.differing] == ["allowed", "score-bias"]
+    assert localise(found).stage == "scores"
+
+
+def test_a_bias_of_one_projection_that_hangs_on_another_is_found():
+    """It was said to be right: all cases have the biases of all projections, or none."""
+
+    class Flagged(BuggySubject):
+        def prepare(self, config, weights):
+            flags = {**vars(config.bias), "out_proj": config.bias.q_proj and config.bias.out_proj}
+            kept = {name: x for name, x in weights.items() if name != "out_proj.bias" or flags["out_proj"]}
+            run = super().prepare(replace(config, bias=flags), kept)
+            return lambda inputs: Trace(output=run(replace(inputs, cotangent=None)).output)
+
+    found = Probing(Asker(Flagged(), configs=CONFIGS[:1]), ()).run(probes=PROBES)
+    assert [one.probe.id for one in found.outcomes if one.differing] == ["biases-apart"]
+    assert localise(found).stage == "output"
+
+
+def test_weights_are_read_also_where_something_is_added_to_heads():
+    problem = generic(CONFIGS[0], weights=NO_BIASES)
+    read = weights_of(Evidence(Asker(OutputAlone(wrong_at("heads", lambda s, x: x + 0.3))), Variants()), problem)
+    np.testing.assert_allclose(read, reference.run(problem.config, problem.weights, problem.inputs).weights)
+
+
+def test_keys_and_values_of_the_queries_input_are_wrong_at_the_keys():
+    """Weights were read through values that are not there."""
+
+    class OfItself(BuggySubject):
+        def prepare(self, config, weights):
+            run = super().prepare(config, weights)
+            names = ("keys", "values") if config.query_dim == config.key_dim == config.value_dim else ()
+
+            def given(x):
+                return {name: x.queries for name in names if x.queries.shape == getattr(x, name).shape}
+
+            return lambda x: Trace(output=run(replace(x, cotangent=None, **given(x))).output)
+
+    found = Probing(Asker(OfItself(), configs=CONFIGS[:1]), ()).run(
+        probes=[one for one in PROBES if one.id == "query-bias"]
+    )
+    assert localise(found).stage == "keys"

@@ -319,7 +319,7 @@ def test_the_diagnosis_stands_in_every_report(own):
     assert cause["stage"] == "scores"
     assert cause["bugs"] == ["scale-query-dim"]
     assert cause["change"].startswith("Multiply queries")
-    assert "in all 5 cases and in 190 further calls" in told["sure"]
+    assert "in all 5 cases and in 199 further calls" in told["sure"]
     assert said("check", "--subject", f"{own}:input_width", *FEW, *named, "--no-diagnosis")[0] == 1
     assert json.loads(files["--json"].read_text())["diagnoses"] == []
     assert not any("Scores are divided" in path.read_text() for path in files.values())
