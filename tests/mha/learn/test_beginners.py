@@ -185,7 +185,9 @@ def test_two_mistakes_of_one_exercise_are_said_where_each_shows_alone():
 
 def test_a_layer_is_explained_by_the_case_that_it_fails_too(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(hints, "diagnosed", lambda dialect, path, subject, cases, limit: asked.append(cases) or (False, ()))
+    monkeypatch.setattr(
+        hints, "diagnosed", lambda dialect, path, subject, cases, limit: asked.append(cases) or (False, ())
+    )
     one = exercise("plain-function")
     for case in ("nan-in-open-key", "prime"):
         hints._of_layer(one, Verdict(one, "wrong", "", case=case), tmp_path, time_limit=60.0)
