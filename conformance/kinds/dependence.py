@@ -387,8 +387,9 @@ def of_no_values(output: Read, problem: Problem) -> Told:
     new = {name: output(changed(problem, **{name: 1.0 - getattr(inputs, name)})) for name in ("queries", "keys")}
     names = [name for name, other in new.items() if own is not None and other is not None and not near(other, own)]
     on = f"It depends on the {_and(names)}" if names else "It depends on neither queries nor keys"
-    why = {"keys": ", as where there is one more key with a value", "queries": ", as where queries are added"}
-    seen = "Something is added to the output: it is not 0 in a call with values and biases that are all 0."
+    one_more = "one more key than is given, with a value that is not 0, gives such an output"
+    why = {"keys": f": {one_more}", "queries": ", as where queries are added"}
+    seen = "The output is not 0 in a call with values and biases that are all 0."
     like = next((words for name, words in why.items() if name in names), ", as a bias")
     added = "what is added to the heads or to the output"
     look = {"keys": "whether there are more keys than are given (learned ones, a sink)", "queries": f"{added}: queries"}

@@ -217,7 +217,7 @@ def test_an_output_that_does_not_grow_with_its_values_is_said(change, words):
         (lambda s, x: x + _whole(s["queries"]), "on the queries, as where queries are added."),
         (
             lambda s, x: x + s["similarity"].mean(-1, keepdims=True),
-            "on the queries and keys, as where there is one more",
+            "on the queries and keys: one more key than is given",
         ),
     ],
 )
