@@ -175,13 +175,17 @@ EMPTY = [*FEW, "-c", "ragged-square"]  # where some rows have no key
 CAUSES = {
     "interleaved": (
         FEW,
-        "queries: Channels of queries, keys and values are split as (d, h) instead of (h, d), and merged so",
+        "queries, keys and values: Channels of queries, keys and values are split as (d, h) instead of (h, d)",
         "Change: Split as ",
     ),
     "added": (EMPTY, "weights: A finite number, -1e9, is added to excluded scores", "Change: Exclude keys exactly"),
     "filled": (EMPTY, "weights: Excluded scores become a finite number such as -1e9", "Change: Give a row"),
     "input_width": (FEW, "scores: Scores are divided by the root of the width of the query inputs", "Change: Multiply"),
-    "half": (FEW, "queries: Weights and biases of all projections are rounded to float16.", "Change: Keep the"),
+    "half": (
+        FEW,
+        "queries, keys and values: Weights and biases of all projections are rounded to float16.",
+        "Change: Keep the",
+    ),
     "turned": (
         [*FEW, "-c", "valid-lens-as-many-items-as-keys"],
         "weights: ",
