@@ -80,8 +80,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
     try:
         return way(subject, *arguments)
     except Exception as error:  # whatever it is, it is no verdict
-        said = f"{ENDED} {one_line(error)}"
-        return Brief(subject.name, subject.dtype, 1, seen=(said,))
+        return Brief(subject.name, subject.dtype, 1, seen=(f"{ENDED} {one_line(error)}",))
 
 
 def beside_no_subject(

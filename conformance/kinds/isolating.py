@@ -39,8 +39,9 @@ def sums_differ(output: Read, problem: Problem, right: NDArray) -> bool | None:
     if not near(shares.sum(axis=-1), found[..., 0]):
         return None
     of_heads = mix_of(shares[:, None].repeat(config.num_heads, axis=1), right)  # as by a wrong output matrix
-    alike = (near(x / x.sum(axis=-1, keepdims=True), right.mean(axis=1)) for x in (shares, shares / by_position))
-    return of_heads is None and not any(alike)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a key that no call weighs has no ratio, and is alike nothing
+        ratios = [x / x.sum(axis=-1, keepdims=True) for x in (shares, shares / by_position)]
+    return of_heads is None and not any(near(one, right.mean(axis=1)) for one in ratios)
 
 
 def takes_bias(read: Read, problem: Problem, scores: NDArray) -> bool:

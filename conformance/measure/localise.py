@@ -89,7 +89,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         return _seen(evidence, next(filter(None, given), named), first.differing)
     found: list[tuple[str, tuple[Problem, ...]]] = []
     differing = {row.probe.id: row.differing for row in measured.outcomes if row.differing}
-    for id in (id for id in differing if id == first.probe.id or id in READ):
+    unread = {"query-bias"} if "scores" in differing else set()  # of scores that are wrong without it, it tells no more
+    for id in (id for id in differing if id == first.probe.id or id in {*READ} - unread):
         way, problems = READ.get(id, _of_call), differing[id]
         if id.startswith("past"):
             way, problems = _of_past, differing.get("past", problems)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,8 +156,7 @@ class Probing:
             return Measured((), self.outcomes, self.asker, behaviour)
         found = list(filter(self.gives_all, start))
         against = self._against(start[0]) if start and not found else None
-        models = found or self._found()
-        return Measured(tuple(models), self.outcomes, self.asker, behaviour, against)
+        return Measured(tuple(found or self._found()), self.outcomes, self.asker, behaviour, against)
 
     def _asked(self, probe: Probe) -> ProbeResult:
         """Ask the problems of a row; of a subject whose calls take long the others only if the first one differs."""
@@ -310,7 +309,8 @@ class Probing:
         seen, found = {bug.id for bug in base}, []
         asked, beside = candidates(base, outcome), candidates == self._on_file and base in self._companions
         if beside and outcome.probe.id in self._fitting and not self._acts(base[0], wrong):
-            asked = iter([self._fitting[outcome.probe.id]])  # what fits without it
+            of_masks = ([bug for bug in some if bug.stage == "weights"] for some in asked)  # they may make such rows
+            asked = chain([self._fitting[outcome.probe.id]], of_masks)  # what fits without it, and these
         elif not base and candidates == self._on_file:
             self._fitting[outcome.probe.id] = fitting
         for some in asked:
