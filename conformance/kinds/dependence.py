@@ -145,11 +145,7 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
         elif follow(weights, right):
             sums = weights.sum(axis=-1)
             divided = [_DIVIDED[bool(sums.max() <= 1.0 + NEAR)]] * bool((np.abs(sums - 1.0) > NEAR).any())
-            looks = [
-                "what stands in the softmax for exp",
-                *[_TOP] * bool((weights <= LEAST).any()),
-                *divided,
-            ]
+            looks = ["what stands in the softmax for exp", *[_TOP] * bool((weights <= LEAST).any()), *divided]
             yield "Larger scores have larger weights, but other ones than softmax gives.", "; ".join(looks)
         return
     inputs = problem.inputs
@@ -191,13 +187,7 @@ def of_dependence(read: Read, problem: Problem, right: NDArray, stage: str) -> I
             {POSITIONS, DISTANCE} >= {*found}
         )
         what = f"The score of a query and a key depends on {_and(found)} too.{none}"
-        yield (
-            what,
-            _look(
-                found,
-                _ROTARY[problem.config.rotary is None],
-            ),
-        )
+        yield what, _look(found, _ROTARY[problem.config.rotary is None])
     elif scores is not None:
         yield _of_both(read, problem, scores, right_scores, "keys" if stage == "keys" else "queries")
 
@@ -237,10 +227,8 @@ def of_largest(weights: NDArray, right: NDArray) -> Told | None:
     if let_in.all() or not let_in.any(axis=-1).all() or (most > least).any() or most.max() <= NEAR:
         return None
     few, many, keys = int(counts.min()), int(counts.max()), weights.shape[-1]
-    if few == many:
-        return f"{LARGEST}, {few} of {keys} keys: as by a top-k.", "what leaves out small scores or weights: a top-k"
-    some = f"{few} to {many} of {keys} keys: as by a top-p or a threshold"
-    return f"{LARGEST}, {some}.", "what leaves out small scores or weights: a top-p, or a threshold"
+    some, by = (f"{few}", "a top-k") if few == many else (f"{few} to {many}", "a top-p or a threshold")
+    return f"{LARGEST}, {some} of {keys} keys: as by {by}.", f"what leaves out small scores or weights: {by}"
 
 
 def _of_own(read: Read, problem: Problem) -> Told | None:

@@ -68,9 +68,7 @@ def of_items(
         return output(changed(call, values=np.where(items == item, call.inputs.values, 0.0)))
 
     given = [read(partial(of_one, item), problem) for item in range(len(items))]
-    found = np.array(
-        [one for one in given if one is not None and np.isfinite(one).all()]
-    )  # (item of the values, B, ..)
+    found = np.array([one for one in given if one is not None and np.isfinite(one).all()])  # (item of values, B, ..)
     if len(found) < len(items) or np.abs(found[~np.eye(len(items), dtype=bool)]).max() <= NEAR:
         return None
     shares = found.sum(axis=(2, 3, 4), keepdims=True) / right[0].sum()

@@ -106,7 +106,7 @@ def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, 
         heads = range(head, min(head + together, config.num_heads))
         keys = range(key, min(key + width, sizes.key_len))
         output = answer(_passing(problem, heads, keys, width, code))
-        none = answer(_passing(problem, heads, range(0), width, code)) if is_added in (None, True) else 0.0
+        none = answer(_passing(problem, heads, range(0), width, code)) if is_added is not False else 0.0
         if output is None or none is None:
             return None
         output, is_added = output - none, is_added or bool(np.any(none))

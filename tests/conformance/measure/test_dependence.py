@@ -146,7 +146,7 @@ SAID = {  # what is wrong -> (the step, its stage, what is done to its result, w
         "weights",
         lambda s, x: _largest(x, 2 + np.arange(x.shape[2])[:, None] % 3),
         "of its largest scores alone, 2 to 4 of",
-        "a top-p, or a threshold",
+        "a top-p or a threshold",
     ),
     "a factor of each head": (
         "weights",
