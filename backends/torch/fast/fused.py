@@ -8,6 +8,7 @@ backward pass can't be differentiated; for second derivatives the stages compute
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from backends.torch.fast.at_once import attend_at_once
-from backends.torch.fast.products import gradients_by_products, products_are_faster
+from backends.torch.fast.products import gradients_by_products, heads_are_faster, heads_by_products, products_are_faster
 from backends.torch.ops.attention import Score
 from backends.torch.ops.heads import fold_groups, unfold_groups
 from backends.torch.ops.masks import Mask, allowed_keys
@@ -66,6 +67,8 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
         heads = fused(*tensors, scale, mask)
         return heads + _missed_nan(queries, keys) if on_cpu else heads
     recorded = _is_recorded(*tensors)
+    if on_cpu and not recorded and heads_are_faster(queries, keys, mask):
+        return heads_by_products(*tensors, scale)
     if on_cpu and not recorded and queries.shape[1] == keys.shape[1] and _is_bare(tensors, mask):
         heads, sums = KERNEL(*tensors, is_causal=mask.is_diagonal, scale=scale)
         return heads if _are_sound(sums) or _is_finite(queries, keys) else None
@@ -88,11 +91,14 @@ def attend_fused_parts(operands: Operands[Tensor], score: Score, mask: Mask, rat
         return None
     folded = fold_groups(queries, num_groups)  # (B, G, H / G * Lq, d)
     made = [KERNEL(folded, k, v, scale=score.scale) for k, v in zip(keys, values, strict=True)]
-    if not all(_are_sound(sums) for _, sums in made) and not _is_finite(queries, *keys):
+    sums = torch.stack([sums for _, sums in made])  # (parts, B, G, H / G * Lq)
+    if not _are_sound(sums) and not _is_finite(queries, *keys):
         return None
-    shares = torch.softmax(torch.stack([sums for _, sums in made]), dim=0).to(queries.dtype)[..., None]
-    first, *others = (heads * share for (heads, _), share in zip(made, shares, strict=True))
-    return unfold_groups(sum(others, start=first), num_heads)
+    shares = torch.softmax(sums, dim=0).to(queries.dtype)[..., None]
+    total = made[0][0].mul_(shares[0])
+    for (heads, _), share in zip(made[1:], shares[1:], strict=True):
+        total.addcmul_(heads, share)
+    return unfold_groups(total, num_heads)
 
 
 def _is_recorded(*tensors: Tensor) -> bool:
@@ -179,7 +185,8 @@ class _TwiceDifferentiable(torch.autograd.Function):
         ctx.by_products = queries.device.type == "cpu" and products_are_faster(queries, keys, mask)
         if ctx.by_products:
             ctx.save_for_backward(*tensors)
-            return fused(*tensors, scale, mask)
+            way = heads_by_products if heads_are_faster(queries, keys, mask) else partial(fused, mask=mask)
+            return way(*tensors, scale)
         q, k, v = (x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad, strict=False))
         with torch.enable_grad():
             heads = fused(q, k, v, scale, mask)

@@ -1,7 +1,12 @@
-"""The gradients of attention by plain products of a few heads, where PyTorch's fused kernel has slower ones."""
+"""Attention in bfloat16 by plain products of a few heads, where PyTorch's fused kernel is slower, and its gradients."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from backends.torch.ops.heads import fold_groups, unfold_groups
 from backends.torch.ops.masks import Mask
@@ -15,14 +20,81 @@ SCORES_OF_HEAD = 2**21
 and converts each from float32 and back; longer rows of scores leave the processor's caches between two products."""
 
 SCORES_AT_ONCE = 6 * 2**20
-"""Bytes of scores of the heads that are computed at once; two such arrays are in use, the same for all heads."""
+"""Bytes of scores of the heads whose gradients are computed at once, in two such arrays, the same for all heads."""
+
+SCORES_FORWARD = 2**21
+"""Bytes of scores that are computed at once without gradients, in one array."""
+
+FEWEST = 128
+"""Queries, and keys, from which on a choice between the kernel and products is worth its time."""
 
 
 def products_are_faster(queries: Tensor, keys: Tensor, mask: Mask) -> bool:
     """Return whether `gradients_by_products` is faster than the fused kernel's own backward pass on a CPU."""
     if queries.dtype != torch.bfloat16 or mask.excludes:
         return False
-    return queries.element_size() * queries.shape[2] * keys.shape[2] <= SCORES_OF_HEAD
+    bytes_of_head = queries.element_size() * queries.shape[2] * keys.shape[2]
+    if bytes_of_head <= SCORES_OF_HEAD:
+        return True
+    return bytes_of_head <= 4 * SCORES_OF_HEAD and heads_are_faster(queries, keys, mask)
+
+
+def heads_are_faster(queries: Tensor, keys: Tensor, mask: Mask) -> bool:
+    """Return whether `heads_by_products` is faster than the fused kernel on this CPU, as measured once in a process.
+
+    Both follow the definition, and their last bits differ: where PyTorch is to be deterministic, the kernel is taken.
+    """
+    if queries.dtype != torch.bfloat16 or mask.excludes or min(queries.shape[2], keys.shape[2]) < FEWEST:
+        return False
+    if torch._C._is_any_autocast_enabled() or torch.are_deterministic_algorithms_enabled():
+        return False
+    return _products_are_clearly_faster(torch.get_num_threads())
+
+
+@cache
+def _products_are_clearly_faster(threads: int) -> bool:
+    """Return whether they took at most 0.9 of the kernel's time: of each the fastest of nine, in turn.
+
+    On processors with matrix instructions the kernel is faster; on others it takes 1.7 times as long.
+    """
+    x = torch.ones(1, 4 * threads, 512, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        ways = (partial(heads_by_products, x, x, x, 1.0), partial(scaled_dot_product_attention, x, x, x))
+        by_products, by_kernel = map(min, zip(*([_seconds(way) for way in ways] for _ in range(9)), strict=True))
+    return by_products < 0.9 * by_kernel
+
+
+def _seconds(compute: Callable[[], Tensor]) -> float:
+    start = perf_counter()
+    compute()
+    return perf_counter() - start
+
+
+def heads_by_products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Return heads (B, H, Lq, dv) of queries (B, H, Lq, d), keys (B, G, Lk, d), values (B, G, Lk, dv) without a mask.
+
+    The scores of a few heads or, where those of one head are many, of a few queries are computed at once.
+    """
+    (batch, num_groups, key_len), num_heads, query_len = keys.shape[:3], queries.shape[1], queries.shape[2]
+    folded = fold_groups(queries, num_groups)  # (B, G, H / G * Lq, d)
+    rows = folded.shape[2]
+    rows_at_once = min(rows, max(1, SCORES_FORWARD // (queries.element_size() * key_len)))
+    at_once = max(1, SCORES_FORWARD // (queries.element_size() * rows_at_once * key_len))
+    items_at_once, groups_at_once = min(batch, max(1, at_once // num_groups)), min(num_groups, at_once)
+    room = queries.new_empty(items_at_once * groups_at_once, rows_at_once, key_len)
+    in_order = queries.new_empty(batch, query_len, num_heads, values.shape[3])
+    grouped = num_groups != num_heads
+    found = queries.new_empty(batch, num_groups, rows, values.shape[3]) if grouped else in_order.transpose(1, 2)
+    for items in query_blocks(batch, items_at_once):
+        for groups in query_blocks(num_groups, groups_at_once):
+            k, v = (x[items, groups].flatten(0, 1) for x in (keys, values))
+            for some in query_blocks(rows, rows_at_once):
+                q = folded[items, groups, some].flatten(0, 1)
+                weights = room[: len(q), : q.shape[1]]
+                torch.baddbmm(weights, q, k.mT, beta=0.0, alpha=scale, out=weights)
+                torch.softmax(weights, dim=-1, out=weights)
+                found[items, groups, some] = torch.bmm(weights, v).unflatten(0, (-1, groups.stop - groups.start))
+    return unfold_groups(found, num_heads)
 
 
 def gradients_by_products(

@@ -268,9 +268,58 @@ def test_a_row_whose_only_score_is_0_is_sound():
     assert torch.equal(layer(x, x, x + 1), x + 1)
 
 
+@pytest.fixture(params=[True, False], ids=["slow kernel", "fast kernel"])
+def by_products(request, monkeypatch):
+    monkeypatch.setattr(products, "_products_are_clearly_faster", lambda threads: request.param)
+    monkeypatch.setattr(products, "FEWEST", 5)
+    return request.param
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("at_once", [1, 2 * 7 * 3, 2 * 35 * 2, 2 * 35 * 9, 2**20])
+def test_heads_of_bfloat16_by_products(num_kv_heads, at_once, by_products, monkeypatch):
+    """Near to those of float64, in blocks of some queries, heads or items, and with NaN where the stages have it."""
+    monkeypatch.setattr(products, "SCORES_FORWARD", at_once)
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 6, 5, 8).bfloat16(), *torch.randn(2, 3, num_kv_heads, 7, 8).bfloat16()]
+    heads = fused.attend_fused(*tensors, 0.4, Mask(7))
+    wanted = fused.attend_fused(*(x.double() for x in tensors), 0.4, Mask(7))
+    assert (heads - wanted).norm() < 0.01 * wanted.norm()
+    tensors[1][1, 0, 3, 2] = torch.nan
+    spoilt = fused.attend_fused(*tensors, 0.4, Mask(7))
+    if not by_products:
+        assert spoilt is None
+        return
+    assert heads.transpose(1, 2).is_contiguous() or num_kv_heads < 6
+    of_spoilt = 6 // num_kv_heads
+    assert spoilt[1, :of_spoilt].isnan().all()
+    spoilt[1, :of_spoilt] = heads[1, :of_spoilt]
+    assert torch.equal(spoilt, heads)
+
+
+def test_which_heads_are_computed_by_products(by_products):
+    queries, keys = torch.ones(2, 3, 5, 4).bfloat16(), torch.ones(2, 3, 7, 4).bfloat16()
+    assert products.heads_are_faster(queries, keys, Mask(7)) is by_products
+    assert not products.heads_are_faster(queries[:, :, :4], keys, Mask(7))
+    assert not products.heads_are_faster(queries.float(), keys.float(), Mask(7))
+    with torch.autocast("cpu"):
+        assert not products.heads_are_faster(queries, keys, Mask(7))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not products.heads_are_faster(queries, keys, Mask(7))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_measuring_which_is_faster_draws_no_random_number():
+    state = torch.get_rng_state()
+    assert products._products_are_clearly_faster.__wrapped__(1) in (True, False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("at_once", [1, 2 * 35 * 2, 2 * 35 * 9, 2**20])
-def test_gradients_of_bfloat16_by_products(num_kv_heads, at_once, monkeypatch):
+def test_gradients_of_bfloat16_by_products(num_kv_heads, at_once, by_products, monkeypatch):
     """Near to those of float64, in blocks of some heads or items; the same where one argument alone needs one."""
     monkeypatch.setattr(products, "SCORES_AT_ONCE", at_once)
     torch.manual_seed(0)
