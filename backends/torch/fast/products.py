@@ -1,6 +1,6 @@
 """Attention in bfloat16 by plain products of a few heads, where PyTorch's fused kernel is slower, and its gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from time import perf_counter
 
@@ -75,26 +75,32 @@ def heads_by_products(queries: Tensor, keys: Tensor, values: Tensor, scale: floa
 
     The scores of a few heads or, where those of one head are many, of a few queries are computed at once.
     """
-    (batch, num_groups, key_len), num_heads, query_len = keys.shape[:3], queries.shape[1], queries.shape[2]
+    (batch, num_groups, key_len), num_heads, width = keys.shape[:3], queries.shape[1], values.shape[3]
     folded = fold_groups(queries, num_groups)  # (B, G, H / G * Lq, d)
     rows = folded.shape[2]
     rows_at_once = min(rows, max(1, SCORES_FORWARD // (queries.element_size() * key_len)))
     at_once = max(1, SCORES_FORWARD // (queries.element_size() * rows_at_once * key_len))
-    items_at_once, groups_at_once = min(batch, max(1, at_once // num_groups)), min(num_groups, at_once)
-    room = queries.new_empty(items_at_once * groups_at_once, rows_at_once, key_len)
-    in_order = queries.new_empty(batch, query_len, num_heads, values.shape[3])
-    grouped = num_groups != num_heads
-    found = queries.new_empty(batch, num_groups, rows, values.shape[3]) if grouped else in_order.transpose(1, 2)
-    for items in query_blocks(batch, items_at_once):
-        for groups in query_blocks(num_groups, groups_at_once):
-            k, v = (x[items, groups].flatten(0, 1) for x in (keys, values))
-            for some in query_blocks(rows, rows_at_once):
-                q = folded[items, groups, some].flatten(0, 1)
-                weights = room[: len(q), : q.shape[1]]
-                torch.baddbmm(weights, q, k.mT, beta=0.0, alpha=scale, out=weights)
-                torch.softmax(weights, dim=-1, out=weights)
-                found[items, groups, some] = torch.bmm(weights, v).unflatten(0, (-1, groups.stop - groups.start))
+    room = queries.new_empty(min(at_once, batch * num_groups), rows_at_once, key_len)
+    if num_groups == num_heads:  # then merging the heads copies nothing
+        found = queries.new_empty(batch, rows, num_heads, width).transpose(1, 2)
+    else:
+        found = queries.new_empty(batch, num_groups, rows, width)
+    for items, groups in _few_heads(batch, num_groups, at_once):
+        k, v = (x[items, groups].flatten(0, 1) for x in (keys, values))
+        for some in query_blocks(rows, rows_at_once):
+            q = folded[items, groups, some].flatten(0, 1)
+            weights = room[: len(q), : q.shape[1]]
+            torch.baddbmm(weights, q, k.mT, beta=0.0, alpha=scale, out=weights)
+            torch.softmax(weights, dim=-1, out=weights)
+            found[items, groups, some] = torch.bmm(weights, v).unflatten(0, (-1, groups.stop - groups.start))
     return unfold_groups(found, num_heads)
+
+
+def _few_heads(batch: int, num_groups: int, at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Items and groups that together have at most `at_once` key heads, until all have been there."""
+    for items in query_blocks(batch, max(1, at_once // num_groups)):
+        for groups in query_blocks(num_groups, min(num_groups, at_once)):
+            yield items, groups
 
 
 def gradients_by_products(
@@ -104,19 +110,17 @@ def gradients_by_products(
     batch, num_groups, key_len = keys.shape[:3]
     of_group, query_len = queries.shape[1] // num_groups, queries.shape[2]
     at_once = max(1, SCORES_AT_ONCE // (queries.element_size() * of_group * query_len * key_len))
-    items_at_once, groups_at_once = min(batch, max(1, at_once // num_groups)), min(num_groups, at_once)
-    room = queries.new_empty(2, items_at_once * groups_at_once, of_group * query_len, key_len)
+    room = queries.new_empty(2, min(at_once, batch * num_groups), of_group * query_len, key_len)
     found = torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
-    for items in query_blocks(batch, items_at_once):
-        for groups in query_blocks(num_groups, groups_at_once):
-            width = groups.stop - groups.start
-            heads = slice(groups.start * of_group, groups.stop * of_group)
-            # Each but v is in two products, and a product copies what is not in one piece.
-            q, d = (fold_groups(x[items, heads], width).flatten(0, 1).contiguous() for x in (queries, d_heads))
-            k, v = keys[items, groups].flatten(0, 1).contiguous(), values[items, groups].flatten(0, 1)
-            d_q, d_k, d_v = (x.unflatten(0, (-1, width)) for x in _of_heads(q, k, v, scale, d, room[:, : len(k)]))
-            found[0][items, heads] = unfold_groups(d_q, width * of_group)
-            found[1][items, groups], found[2][items, groups] = d_k, d_v
+    for items, groups in _few_heads(batch, num_groups, at_once):
+        width = groups.stop - groups.start
+        heads = slice(groups.start * of_group, groups.stop * of_group)
+        # Each but v is in two products, and a product copies what is not in one piece.
+        q, d = (fold_groups(x[items, heads], width).flatten(0, 1).contiguous() for x in (queries, d_heads))
+        k, v = keys[items, groups].flatten(0, 1).contiguous(), values[items, groups].flatten(0, 1)
+        d_q, d_k, d_v = (x.unflatten(0, (-1, width)) for x in _of_heads(q, k, v, scale, d, room[:, : len(k)]))
+        found[0][items, heads] = unfold_groups(d_q, width * of_group)
+        found[1][items, groups], found[2][items, groups] = d_k, d_v
     return found
 
 
