@@ -214,3 +214,11 @@ def test_a_compiled_backward_pass_is_refused(tmp_path, request):
     path = tmp_path / "port.safetensors"
     with pytest.raises(SpecError, match="that JAX traces"), mha.capture(port, path, modules=True, gradients=True):
         jax.jit(jax.grad(lambda own: module.apply(own, *given).sum()))(variables)
+
+
+def test_a_recording_without_gradients_is_judged_forward_alone(judged):
+    model = model_of()
+    report = judged(model, model, IDS)
+    assert report.equal
+    assert all(one.backward is None for one in report.results)
+    assert not any("backward" in line for line in tree(report))

@@ -70,6 +70,13 @@ def test_errors_of_a_module_and_of_the_lines_around_it_are_both_found(judged):
     assert own["first"].status == own["last"].status == "equal"
 
 
+def test_the_original_is_left_as_it_was(model, tmp_path):
+    before = state_of(model)
+    report_of(model, PORTS["linen"](before), tmp_path / "port.safetensors", "linen")
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert all(np.array_equal(array, before[name]) for name, array in state_of(model).items())
+
+
 def test_a_map_pairs_what_the_search_cannot(judged, tmp_path):
     torch.manual_seed(0)
     names = ("ab", "xy")
@@ -111,6 +118,7 @@ def test_what_the_inputs_could_not_show_is_said(model, judged, tmp_path):
     assert unpadded.equal
     assert {one.module for one in unpadded.unseen if one.bug == "no mask"} >= {"layers_0/attend", "layers_1"}
     assert any(line.strip().startswith("no mask, in") for line in unseen(unpadded))
+    assert len(unpadded.to_dict()["unseen"]) == len(unpadded.unseen)
 
 
 def test_an_original_whose_float64_is_nan_is_not_believed(judged):
