@@ -19,19 +19,11 @@ PREFIX = "bert.encoder.layer.0.attention"
 CONFIG = {"model_type": "bert", "num_attention_heads": 3, "hidden_size": 12, "num_hidden_layers": 1}
 GPT2 = {"model_type": "gpt2", "n_head": 3, "n_embd": 12, "n_layer": 1, "n_positions": 7}
 
-GOOGLES = {
-    **{"directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3},
-    **{"pooler_size_per_head": 128, "pooler_type": "first_token_transform", "output_past": True},
-}
-"""Keys of Google's multilingual and Chinese BERT."""
-
 OLDER = {
-    **{"_name_or_path": "bert", "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1},
-    **{"gradient_checkpointing": False, "position_embedding_type": "absolute", "torch_dtype": "float32"},
-    **{"transformers_version": "4.17.0", "use_cache": True, "pruned_heads": {}, "top_k": 50, "temperature": 1.0},
-    **{"is_decoder": False, "tie_encoder_decoder": False, "prefix": None, "task_specific_params": None},
+    **{"_name_or_path": "bert", "attention_probs_dropout_prob": 0.1, "transformers_version": "4.17.0"},
+    **{"use_cache": True, "is_decoder": False, "tie_encoder_decoder": False},
 }
-"""Keys that transformers 4 wrote."""
+"""Keys that transformers 4 wrote; folders.json has others."""
 
 FORKED = (
     *({"soft_cap": 30.0}, {"pos_emb_type": "alibi"}, {"pe_type": "rotary"}, {"layer_types": ["sliding_attention"]}),
@@ -95,15 +87,13 @@ def test_a_key_that_the_class_does_not_have_is_named_first(tmp_path):
 
 
 def test_keys_that_change_nothing_are_taken(tmp_path):
-    for changes in (GOOGLES, OLDER, {"head_dim": 4, "num_key_value_heads": 3}, {"initializer_scale": 0.02}):
+    for changes in (OLDER, {"head_dim": 4, "num_key_value_heads": 3}, {"initializer_scale": 0.02}):
         folder = folder_of(tmp_path / "m", changes)
         assert standing_of(folder, tmp_path) == "known", changes
         check_readable(folder)
 
 
 def test_the_other_sizes_of_a_class_agree_with_its_own(tmp_path):
-    message = "num_attention_heads=3 and num_heads=6 contradict each other"
-    assert message in standing_of(folder_of(tmp_path / "m", {"num_heads": 6}), tmp_path)
     folder = folder_of(tmp_path / "m", {"d_model": 24})
     assert "hidden_size=12 and d_model=24 contradict" in standing_of(folder, tmp_path)
 
@@ -115,22 +105,11 @@ def test_every_reviewed_key_has_a_reason_and_stands_once():
     assert all(row.why for row in REVIEWED)
 
 
-@pytest.mark.parametrize("change", [{"architectures": ["BertAlibiModel"]}, {"architectures": ["RoFormerModel", "B"]}])
-def test_architectures_are_classes_of_the_family(change, tmp_path):
-    folder = folder_of(tmp_path / "m", change)
-    named = f"architectures names {change['architectures'][0]}, which is no class of the family bert in transformers"
-    assert named in standing_of(folder, tmp_path)
-    with pytest.raises(SpecError, match=named):
-        check_readable(folder)
+def test_classes_of_other_frameworks_and_of_the_family_are_taken(tmp_path):
     for right in ("TFBertForMaskedLM", "FlaxBertModel", "BertLMHeadModel", "RobertaModel"):
         folder = folder_of(tmp_path / "m", {"architectures": [right]})
         assert standing_of(folder, tmp_path) == "known", right
         check_readable(folder)
-
-
-def test_pruned_heads_are_refused_in_port_too(tmp_path):
-    with pytest.raises(SpecError, match="pruned_heads says that its arrays are not those of the family"):
-        check_readable(folder_of(tmp_path / "m", {"pruned_heads": {"0": [1]}}))
 
 
 # Arrays -------------------------------------------------------------------------------------------------------

@@ -77,10 +77,7 @@ def test_the_wider_bound_of_a_fused_kernel_is_computed_only_of_calls_that_need_i
     ("words", "message"),
     [
         (["live_mine:unseen", "--inputs", "x.npz"], "its attention (Attention) has a softmax of its own, or its"),
-        (
-            ["live_mine:unseen"],
-            "live_mine:unseen takes arrays, by the names of its arguments: np.savez(",
-        ),
+        (["live_mine:unseen"], "live_mine:unseen takes arrays, by the names of its arguments: np.savez("),
         (["live_mine:make", "--inputs", "other.npz"], "Sequential takes no 'hidden' (it takes: input)"),
         (["live_mine:made"], "live_mine has no 'made'"),
     ],

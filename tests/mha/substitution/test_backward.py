@@ -1,5 +1,6 @@
 """`mha.where` backward: the modules whose gradients are wrong, and recordings that have gradients, in five APIs."""
 
+from collections import OrderedDict
 from contextlib import nullcontext
 
 import numpy as np
@@ -25,41 +26,36 @@ WEIGHTS = np.cos(np.arange(120, dtype=np.float32)).reshape(2, 5, 12)
 """The loss is the sum of these times what the encoder gives."""
 
 
-class Words(nn.Module):
-    def __init__(self, fault):
-        super().__init__()
-        self.table, self.fault = nn.Parameter(torch.randn(WORDS, WIDTH)), fault
+class Words(nn.Embedding):
+    fault = ""
 
     def forward(self, ids):
-        found = self.table[ids]
+        found = super().forward(ids)
         return found.detach() + 0.5 * (found - found.detach()) if self.fault == "embedding" else found
 
 
-class Norm(nn.Module):
-    def __init__(self, fault):
-        super().__init__()
-        self.scale, self.shift, self.fault = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(WIDTH)), fault
+class Norm(nn.LayerNorm):
+    fault = ""
 
     def forward(self, x):
         variance = x.var(-1, keepdim=True, unbiased=False)
         variance = variance.detach() if self.fault == "variance" else variance
-        return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5) * self.scale + self.shift
+        return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
 
 
-class Dense(nn.Module):
-    def __init__(self, fault):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH))
-        self.fault = fault
+class Dense(nn.Linear):
+    fault = ""
 
     def forward(self, x):
         return x @ self.weight.T + (self.bias.detach() if self.fault == "bias" else self.bias)
 
 
 class Block(nn.Module):
-    def __init__(self, fault):
+    fault = ""
+
+    def __init__(self):
         super().__init__()
-        self.dense, self.norm, self.fault = Dense(fault), Norm(fault), fault
+        self.dense, self.norm = Dense(WIDTH, WIDTH), Norm(WIDTH)
 
     def forward(self, x):
         inner = self.dense(x)
@@ -68,24 +64,20 @@ class Block(nn.Module):
         return self.norm(given + (x.detach() if self.fault == "residual" else x))
 
 
-class Model(nn.Module):
-    def __init__(self, fault=""):
-        super().__init__()
-        self.words, self.block = Words(fault), Block(fault)
-
-    def forward(self, ids):
-        return self.block(self.words(ids))
-
-
-def original():
+def model_of(fault=""):
+    """Words and a block, of which one has this fault."""
     torch.manual_seed(0)
-    return Model().eval()
+    made = nn.Sequential(OrderedDict(words=Words(WORDS, WIDTH), block=Block())).eval()
+    for one in made.modules():
+        one.fault = fault
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    return made
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, fault):
-    model, port, path = original(), Model(fault).eval(), tmp_path / "port.safetensors"
-    port.load_state_dict(model.state_dict())
+    model, port, path = model_of(), model_of(fault), tmp_path / "port.safetensors"
     weights = np.cos(np.arange(2 * 4 * WIDTH, dtype=np.float32)).reshape(2, 4, WIDTH)
     train("torch", port, [IDS.numpy()], weights, mha.capture(port, path, modules=True, gradients=True))
     report = mha.where(model, path)
@@ -225,7 +217,7 @@ def test_a_compiled_backward_pass_is_refused(tmp_path, request):
 
 
 def test_a_recording_without_gradients_is_judged_forward_alone(judged):
-    model = original()
+    model = model_of()
     report = judged(model, model, IDS)
     assert report.equal
     assert all(one.backward is None for one in report.results)

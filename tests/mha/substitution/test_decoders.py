@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("flax")
 
 from tests.mha.port.test_decoder_folders import save_tokenizer
-from tests.mha.substitution.decoder.linen_port import GEMMA2, LLAMA, LLAMA_LEFT
+from tests.mha.substitution.decoder.linen_port import FAULTS, GEMMA2, LLAMA, LLAMA_LEFT
 
 PORTS = {"llama": LLAMA, "left": LLAMA_LEFT, "gemma2": GEMMA2}
 
@@ -54,7 +54,7 @@ def test_a_right_port_is_equal_but_for_padding(name, variant, tmp_path):
     "fault", ["rotary base", "softmax in bfloat16", "rotary not of keys", "padding not masked", "residual lost, mlp"]
 )
 def test_padding_hides_no_fault(fault, tmp_path):
-    assert report("left", fault, tmp_path).wrong == LLAMA_LEFT.FAULTS[fault]
+    assert report("left", fault, tmp_path).wrong == FAULTS[fault]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_folder_of_a_decoder_is_an_original(fault, tmp_path):
     asked = ["where", str(folder), str(file), "--inputs", str(given), "--json", str(tmp_path / "found.json")]
     ended = CliRunner().invoke(main, asked)
     found = json.loads((tmp_path / "found.json").read_text())
-    wrong = LLAMA_LEFT.FAULTS[fault] if fault else ()
+    wrong = FAULTS[fault] if fault else ()
     assert (ended.exit_code, tuple(found["wrong"])) == (bool(wrong), wrong), ended.output
     assert found["uncovered"] == []
 

@@ -133,10 +133,7 @@ def test_a_layer_that_fails_its_probe_is_recorded_beside_modules_and_said(tmp_pa
 
     layer, x = Doubled(12, 4, batch_first=True).eval(), torch.randn(1, 3, 12)
     said = "is recorded, but: Doubled does not compute what its weights say"
-    with (
-        pytest.warns(UnreadWarning, match=said),
-        mha.capture(layer, tmp_path / "calls.safetensors", modules=True),
-    ):
+    with pytest.warns(UnreadWarning, match=said), mha.capture(layer, tmp_path / "calls.safetensors", modules=True):
         layer(x, x, x)
     assert len(mha.Recording.load(tmp_path / "calls.safetensors").calls) == 1
 

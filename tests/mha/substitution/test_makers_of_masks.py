@@ -48,11 +48,7 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize(
     ("own_mask", "made", "wrong"),
-    [
-        ("given", "causal", ()),
-        ("given", "ones", ("",)),
-        ("nothing", "causal", ("blocks.0.attn", "blocks.1.attn")),
-    ],
+    [("given", "causal", ()), ("given", "ones", ("",)), ("nothing", "causal", ("blocks.0.attn", "blocks.1.attn"))],
 )
 def test_the_maker_of_a_mask_is_named_where_the_original_makes_its_own(judged, own_mask, made, wrong):
     torch.manual_seed(0)

@@ -19,14 +19,12 @@ from tests.mha.substitution.structures.original import (
     original,
     tensors,
 )
-from tests.mha.substitution.structures.otherwise import bias_moved, reorder
-from tests.mha.substitution.test_rewritten import lines, unscaled
+from tests.mha.substitution.structures.otherwise import bias_moved, fold, reorder
+from tests.mha.substitution.test_rewritten import column, epsilon, lines, shift, unscaled
 
 
 def norm_folded(block):
-    for one in (block.attn.q, block.attn.k, block.attn.v):
-        one.bias += one.weight @ block.n1.bias
-        one.weight *= block.n1.weight
+    fold(block.n1, block.attn.q, block.attn.k, block.attn.v)
     block.n1.weight.fill_(1.0), block.n1.bias.zero_()
 
 
@@ -81,18 +79,6 @@ def both(*changes):
     return lambda block: [change(block) for change in changes]
 
 
-def column(path):
-    return lambda block: block.get_submodule(path).weight[:, 2].mul_(1.5)
-
-
-def shift(path):
-    return lambda block: block.get_submodule(path).bias[1].add_(0.3)
-
-
-def epsilon(block):
-    block.n1.eps = 1e-2
-
-
 def tanh(block):
     block.act.approximate = "tanh"
 
@@ -108,10 +94,10 @@ def scale(block):
 FOLDS = (norm_folded, values_without_bias, queries_doubled, heads_in_another_order, channels_in_another_order)
 FOLDS = (*FOLDS, values_scaled, hidden_in_another_order)
 CASES = [
-    (norm_folded, epsilon, "n1"),
+    (norm_folded, epsilon("n1"), "n1"),
     (norm_folded, scale, ""),
     (norm_folded, column("attn.q"), "attn.q"),
-    (scale_folded, epsilon, "n1"),
+    (scale_folded, epsilon("n1"), "n1"),
     (values_without_bias, shift("attn.v"), "attn"),
     (values_without_bias, column("attn.v"), "attn.v"),
     (values_without_bias, column("attn.o"), "attn.o"),

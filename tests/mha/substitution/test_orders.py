@@ -75,8 +75,8 @@ def by_head(port):
         one.copy_(one.clone().unflatten(0, (3, HEADS, WIDTH)).transpose(0, 1).flatten(0, 2))
 
 
-def heads(*order):
-    return lambda weight: weight.unflatten(0, (HEADS, WIDTH))[[*order]].flatten(0, 1)
+def thirds(*order):
+    return lambda weight: weight.unflatten(0, (3, -1))[[*order]].flatten(0, 1)
 
 
 def transposed(weight):
@@ -87,38 +87,34 @@ def interleaved(weight):
     return weight.unflatten(0, (HEADS, 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
-QUERY, KEY = "attn.q_proj.weight", "attn.k_proj.weight"
+PACKED, QUERY, KEY = "packed.in_proj_weight", "attn.q_proj.weight", "attn.k_proj.weight"
 REORDERED = {
     "packed by head": ("packed", by_head, "in_proj_weight packed by head, of 3 heads, and not by part"),
     "keys and values": (
         "packed",
-        at("packed.in_proj_weight", lambda weight: torch.cat([weight.chunk(3)[i] for i in (0, 2, 1)])),
+        at(PACKED, thirds(0, 2, 1)),
         "in_proj_weight with its thirds as first, third, second",
     ),
     "transposed inside": ("packed", at("packed.out_proj.weight", transposed), "out_proj.weight transposed"),
     "transposed": ("attn.v_proj", at("attn.v_proj.weight", transposed), "weight transposed"),
     "its memory": (
         "up",
-        at("up.weight", lambda weight: weight.T.reshape(30, EMBED)),
+        at("up.weight", lambda w: w.T.reshape(30, EMBED)),
         "weight in the memory order of its transpose",
     ),
-    "heads rolled": ("attn.q_proj", at(QUERY, heads(1, 2, 0)), "weight with its thirds as second, third, first"),
-    "heads exchanged": ("attn.q_proj", at(QUERY, heads(1, 0, 2)), "weight with its thirds as second, first, third"),
+    "heads rolled": ("attn.q_proj", at(QUERY, thirds(1, 2, 0)), "weight with its thirds as second, third, first"),
+    "heads exchanged": ("attn.q_proj", at(QUERY, thirds(1, 0, 2)), "weight with its thirds as second, first, third"),
     "columns": (
         "attn.k_proj",
-        at(KEY, lambda weight: weight[:, [1, 0, *range(2, EMBED)]]),
+        at(KEY, lambda w: w[:, [1, 0, *range(2, EMBED)]]),
         "weight with its columns in another order",
     ),
-    "rotary rows": (
-        "attn.k_proj",
-        at(KEY, interleaved),
-        "weight with the halves of each of 3 heads interleaved",
-    ),
+    "rotary rows": ("attn.k_proj", at(KEY, interleaved), "weight with the halves of each of 3 heads interleaved"),
     "norm": ("ln", at("ln.weight", lambda weight: weight.flip(0)), "weight reversed"),
     "bias": ("up", at("up.bias", lambda bias: bias.roll(2)), "bias rolled by 2"),
     "words": (
         "words",
-        at("words.weight", lambda weight: weight[[0, 2, 1, *range(3, 20)]]),
+        at("words.weight", lambda w: w[[0, 2, 1, *range(3, 20)]]),
         "weight with its rows in another order",
     ),
 }
@@ -211,16 +207,8 @@ def of_all(weight):
             "",
             "the original's: places has the numbers of places rounded to float16",
         ),
-        (
-            at("up.weight", of_rows),
-            "up",
-            "weight has the numbers of weight rounded to 4-bit integers times a scale of each row.",
-        ),
-        (
-            at("up.weight", of_all),
-            "up",
-            "weight has the numbers of weight rounded to 8-bit integers times a scale of the matrix.",
-        ),
+        (at("up.weight", of_rows), "up", "numbers of weight rounded to 4-bit integers times a scale of each row."),
+        (at("up.weight", of_all), "up", "numbers of weight rounded to 8-bit integers times a scale of the matrix."),
     ],
     ids=("reversed", "scaled", "rounded", "grid of rows", "grid of the matrix"),
 )

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,3 @@ def permuted_heads(heads, width):
     """Indices of (heads * width) channels with the heads in another order."""
     order = np.roll(np.arange(heads), 1)
     return np.arange(heads * width).reshape(heads, width)[order].reshape(-1)
-
-
-class Root(nn.Module):
-    """A torch module that knows whether a fault is planted in it."""
-
-    def __init__(self, fault=None):
-        super().__init__()
-        self.fault = fault

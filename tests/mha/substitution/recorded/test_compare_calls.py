@@ -73,6 +73,7 @@ def test_layers_are_paired_by_name_by_a_map_or_in_order(original):
     found = mha.where(original, other)
     assert ({one.how for one in found.results}, found.equal) == ({"order"}, True)
     assert found.pairs == {"a": "x", "b": "y", "c": "z"}
+    assert all(0.0 < one.bound < 1.0 for one in found.results)
     exchanged = model([replace(layer, name=name) for layer, name in zip(layers_of(), "bac", strict=True)])
     found = mha.where(original, exchanged)
     assert "The calls have another order: the port calls b before a." in found.notes

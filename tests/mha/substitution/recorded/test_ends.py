@@ -96,10 +96,7 @@ def test_arrays_without_names_in_common_go_by_their_order(original):
 def test_what_was_not_compared_is_said(original):
     one = ending(original, hidden=GIVEN, pooled=GIVEN[:, 0])
     for other, reason in (
-        (
-            original,
-            "Not judged: code after c. It would show in the model's output, but the recording of the ",
-        ),
+        (original, "Not judged: code after c. It would show in the model's output, but the recording of the "),
         (ending(original, out=GIVEN[:1]), "the two have other shapes"),
         (ending(original, hidden=GIVEN), "Not judged: 'pooled' of what the model gave, which have no partner."),
     ):
