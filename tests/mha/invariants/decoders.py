@@ -83,7 +83,7 @@ FAULTS = {
     "weights-unscaled": ("returned-return_weights", "* self.scale", "* (1.0 if return_weights else self.scale)"),
     "cache-asked": ("returned-use_cache", "x + heads", "heads if use_cache else x + heads"),
     "mask-kept": ("state-longer", CAUSAL, f"{OF_LONGEST.format(0)} if past is None else {CAUSAL}"),
-    "counts-calls": ("random-twice", "head(x)", "head(x * (1.0 + 0.01 * self.kept(0, 1, operator.add)))"),
+    "counts-calls": ("random-twice", "head(x)", "head(x * (1.0 + 0.01 * self.kept(0, 1, int.__add__)))"),
     "eval-forgotten": ("state-training", "def forward(", TRAIN),
     "class-state": ("state-instances", "logits =", LAST),
     "writes-input": ("state-inputs", "start, length =", "input_ids.clamp_(max=5)\n        start, length ="),
