@@ -9,6 +9,14 @@ from tests.mha.recordings.capture.live_calls import LK, LQ, B, assert_equal, mas
 from tests.mha.recordings.capture.test_capture_mixed import assert_mixed
 
 
+def test_what_linen_can_not_say_in_weights_is_refused(jax):
+    import flax.linen as nn
+
+    layer, x = nn.MultiHeadDotProductAttention(4, normalize_qk=True), numbers(B, LQ, 8)
+    variables = layer.init(jax.random.key(0), x)
+    refused("normalize_qk must be False", layer, lambda: layer.apply(variables, x))
+
+
 def test_nnx_layers_are_found_by_name(jax):
     from flax import nnx
 
