@@ -16,6 +16,7 @@ IMPORTS = {
     "help": "from mha.cli.main import main; main(['--help'], standalone_mode=False)",
     "help on check": "from mha.cli.main import main; main(['check', '--help'], standalone_mode=False)",
     "converting": "import mha.convert.convert",
+    "capturing": "import mha; mha.capture, mha.Recording",
     "the table of cases": "from mha.cli.main import main; main(['check', '--list'], standalone_mode=False)",
 }
 

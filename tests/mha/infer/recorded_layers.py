@@ -42,10 +42,6 @@ def scrambled(arrays, distractors=()):
     return {f"blob_{next(numbers)}": np.ascontiguousarray(everything[i]) for i in order}
 
 
-def names_of(arrays, wanted):
-    return tuple(name for name, array in arrays.items() if np.array_equal(array, wanted))
-
-
 def norms(width, n=2, seed=5):
     rng = np.random.default_rng(seed)
     return [rng.normal(size=width) for _ in range(n)]

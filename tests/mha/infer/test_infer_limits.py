@@ -1,4 +1,4 @@
-"""Inference where a record can not tell hypotheses apart, or no hypothesis fits."""
+"""Inference where a record can not tell hypotheses apart, or no hypothesis fits, and what is refused at once."""
 
 from dataclasses import replace
 
@@ -26,15 +26,6 @@ def test_the_key_bias_is_undetermined():
     assert "k_proj.bias      undetermined by outputs: any of" in describe(found)
 
 
-def test_one_key_says_nothing_of_queries_and_keys():
-    weights = drawn(BARE)
-    found = infer(scrambled(weights), call(BARE, weights, lengths=(4, 1)), num_heads=3)
-    assert found.verdict == "ambiguous"
-    assert "has one key only" in describe(found)
-    with pytest.raises(SpecError, match="the mapping must be unique to be used. It is ambiguous; the report says why."):
-        found.weights()
-
-
 def test_one_row_is_refused_and_one_of_each_item_is_enough():
     weights = drawn(CONFIG)
     record = call(CONFIG, weights, lengths=(1, 6))
@@ -57,6 +48,9 @@ def test_keys_that_are_alike_say_nothing_of_queries_and_keys(equal_keys):
     assert found.verdict == "ambiguous"
     assert found.more
     assert f"Ambiguous: {len(found.fits)} or more" in describe(found)
+    assert ("has one key only" in describe(found)) is not equal_keys
+    with pytest.raises(SpecError, match="the mapping must be unique to be used. It is ambiguous; the report says why."):
+        found.weights()
 
 
 def test_that_time_ran_out_is_said_whatever_was_found():
@@ -123,3 +117,39 @@ def test_numbers_that_the_stated_dtype_lacks_are_refused():
             Observed.of({"queries": x, "output": x, "dtype": dtype})
         rounded = round_to(x, dtype).astype(np.float64)
         assert Observed.of({"queries": rounded, "output": rounded, "dtype": dtype}).dtype == dtype
+
+
+# What is refused -----------------------------------------------------------------------------------
+
+X = np.ones((2, 5, 12))
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"queries": X}, "a record needs 'output'"),
+        ({"queries": X, "output": X, "mask": X}, "a record has no array 'mask' (it may have: queries, keys"),
+        ({"queries": X, "output": X[:, :3]}, "output must have shape (B, Lq, Do) with (B, Lq)=(2, 5), as queries."),
+        ({"queries": X, "output": X * np.nan}, "output must have a row of finite numbers. Got none."),
+        ({"queries": X, "output": X, "keys": X[:1]}, "keys must have the batch size of queries."),
+        ({"queries": X, "output": X.astype(int)}, "output must be floating-point"),
+        ({"queries": X, "output": X, "valid_lens": np.array([6, 1])}, "valid_lens must lie in 0..5"),
+    ],
+)
+def test_a_record_that_is_none(record, message):
+    with pytest.raises(SpecError) as caught:
+        Observed.of(record)
+    assert message in str(caught.value)
+
+
+def test_arrays_that_can_be_no_layer():
+    x = np.random.default_rng(0).normal(size=X.shape)
+    record = {"queries": x, "output": x}
+    with pytest.raises(SpecError, match="no array has an axis as wide as an input or the output of the record"):
+        infer({"a": np.ones((3, 4))}, record)
+    with pytest.raises(SpecError, match="no arrays have shapes of queries, keys, values and output together"):
+        infer({"a": np.ones((12, 5))}, record)
+    with pytest.raises(SpecError, match="a record needs a query with a key that it may attend to."):
+        infer(dict(drawn(CONFIG)), {**record, "valid_lens": np.array([0, 0])})
+    with pytest.raises(SpecError, match="with num_heads=5"):
+        infer(dict(drawn(CONFIG)), record, num_heads=5)

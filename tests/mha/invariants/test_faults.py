@@ -1,7 +1,5 @@
 """Every fault is seen, at the relation that is about it; the right decoder is silent."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial
@@ -19,14 +17,14 @@ def test_the_right_decoder_is_silent():
     assert report.holds
     report.assert_holds()
     held = {one.id for one in report.of("holds")}
-    assert held >= {relation for relation, _ in FAULTS.values()}
+    assert held >= {relation for relation, *_ in FAULTS.values()}
 
 
 @pytest.mark.nightly("each fault is seen", every=2)
 @pytest.mark.same_on_newest  # as PyTorch's release is, and the right decoder is asked there
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault):
-    relation, _ = FAULTS[fault]
+    relation, *_ = FAULTS[fault]
     broken = {one.id: one for one in mha.invariants(make(fault), make=partial(make, fault)).of("broken")}
     assert relation in broken, broken.keys()
 
@@ -36,23 +34,12 @@ def test_a_fault_is_seen(fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        "chunk-mask",
-        "padding-seen",
-        "counts-calls",
-        "weights-unscaled",
-        "batch-mean",
-        "mask-of-length",
-        "blocks",
-        "weights-unmasked",
-        "mask-inverted",
-        "first-batch",
-        "first-mask",
-        "writes-mask",
-        "own-thread",
+        *("chunk-mask", "padding-seen", "counts-calls", "weights-unscaled", "batch-mean", "mask-of-length", "blocks"),
+        *("weights-unmasked", "mask-inverted", "first-batch", "first-mask", "writes-mask", "own-thread"),
     ],
 )
 def test_the_code_shows_the_fault(fault):
-    relation, _ = FAULTS[fault]
+    relation, *_ = FAULTS[fault]
     report = mha.invariants(make(fault), make=make, named="tests.mha.invariants.decoders:make")
     (shown,) = (one for one in report.of("broken") if one.id == relation)
     code = shown.code.replace("make()", f"make({fault!r})")

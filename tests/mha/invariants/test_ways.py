@@ -1,7 +1,5 @@
 """A relation is asked in several ways, and none of them accuses a model of what it does not say."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

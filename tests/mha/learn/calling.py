@@ -1,7 +1,5 @@
 """Answers to exercises without their processes, and the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

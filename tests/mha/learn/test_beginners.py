@@ -2,8 +2,6 @@
 other numbers too.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The commands: what they print, their exit statuses, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The course: what its exercises ask is taught by then, and what comes next leads through it to its end."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

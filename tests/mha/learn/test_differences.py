@@ -1,7 +1,5 @@
 """How wrong numbers lie to the right ones, and what is wrong with a form: a sentence is said where it is true alone."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -83,9 +81,7 @@ def test_where_it_is_wrong(name, change, sentence):
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        ("split", lambda x: x.swapaxes(1, 2), "axes 1 and 2 are exchanged"),
         ("split", lambda x: x.transpose(3, 0, 1, 2), "transpose(1, 2, 3, 0) puts them right"),
-        ("split", lambda x: x.reshape(-1, *x.shape[2:]), "axes 0 and 1 are joined"),
         ("split", lambda x: x[..., None], "axis 4 is one too many"),
         ("split", lambda x: x.sum(1), "axis 1 is missing"),
         ("split", lambda x: x[:, :, 1:], "axis 2 has size 4, not 5"),

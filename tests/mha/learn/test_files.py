@@ -1,7 +1,5 @@
 """Whatever a learner's file may be is one sentence, and the others go on; and the hints on it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

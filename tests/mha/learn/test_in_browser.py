@@ -1,7 +1,5 @@
 """What a page on the site runs: the same judge and the same words, in one process, with NumPy alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Does the answer move? What is said of an argument that is changed, and of a number in place of minus infinity."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Explanation of recordings: the bug, or the wrong port, that gives the recorded outputs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +14,7 @@ from conformance.zoo.registry import select
 from mha import Recording
 from mha.cli.main import main
 from mha.formats.readers.safetensors import create
-from mha.projections.said import MEANT, causal_otherwise
+from mha.projections.said import MEANT, causal_otherwise, read_otherwise
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
@@ -25,7 +23,7 @@ from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError,
 from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
 from tests.conformance.measure.wrong import wrong_at
-from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
+from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, together, wrongly_ported
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -162,18 +160,6 @@ def test_what_a_port_with_grouped_heads_holds_is_named_and_explains_it(wrong, ca
     assert named(meant) == [cause]
 
 
-def test_packings_do_what_they_say():
-    """MXNet's order read as PyTorch's, by the layouts themselves."""
-    layer = layer_of("float64")
-    held = wrongly_ported(layer)
-    inputs = recording_of(layer).calls[0].inputs
-    bug = next(bug for bug in packing_bugs() if bug.id == "packed-per-head-read-as-thirds")
-    wanted = reference.run(CONFIG, held, inputs)
-    state = bug.run_state(CONFIG, layer.weights, inputs)
-    for stage in ("queries", "keys", "values", "output"):
-        np.testing.assert_array_equal(state[stage], getattr(wanted, stage))
-
-
 PROJECTED = ("q_proj", "k_proj", "v_proj")
 CHANNELS = np.arange(12).reshape(4, 3).T.ravel()
 """(d, h): where each of the right channels stands."""
@@ -228,15 +214,48 @@ def test_of_a_large_batch_two_items_decide(monkeypatch):
     assert found.mismatch.index[0] == 0
 
 
+@pytest.mark.nightly("a recording's cause is named")
+def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
+    """A causal mask that is inverted and transposed lacks its diagonal; the row that this empties shows the fill."""
+    pair = ("causal-without-diagonal", "fill-1e9-averaged")
+    (found,) = explain(recording_of(layer_of(), *select(pair), masks=MASKS[2:]))
+    pairs = [{bug.id for bug in one.bugs} for one in found.explanations]
+    assert set(pair) in pairs
+    assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*pairs)
+
+
+@pytest.mark.nightly("a recording's cause is named")
+def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was_said():
+    """Nothing tells it where no reading gives what was recorded; what somebody said counts."""
+    layer = layer_of()
+    allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
+    wrong = recording_of(layer, *select(("merge-without-transpose",)), masks=(AttentionMask(allowed=allowed),))
+    calls = []
+    for call in wrong.calls:
+        mask = call.inputs.mask
+        if mask.allowed is not None:
+            mask = replace(mask, allowed=~mask.allowed)
+        calls.append(replace(call, inputs=replace(call.inputs, mask=mask)))
+    read = replace(wrong, calls=tuple(calls))
+    assumed = f"batch_first=True, keep {MEANT[False]}"
+    guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
+    assert [one.otherwise for one in explain_layers(guessed)] == [{"": read_otherwise}]
+    assert named(guessed) == ["merge-without-transpose"]
+    for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
+        found = named(replace(read, calls=tuple(others)))
+        assert "mask-inverted + merge-without-transpose" in found
+        assert "merge-without-transpose" not in found
+
+
 def layers_with(*bugs):
     """A recording of a layer for each of these names of a bug; "" is right, and "unknown" a bug that nobody has."""
-    layers, calls = [layer_of(name=f"blocks.{index}", seed=index) for index in range(len(bugs))], []
+    made = []
     for index, bug in enumerate(bugs):
-        made = select((bug,)) if bug not in ("", "unknown") else ()
-        (call,) = recording_of(layers[index], *made, masks=MASKS[1:2]).calls
-        output = call.outputs["output"]
-        calls.append(replace(call, layer=index, outputs={"output": output**2 if bug == "unknown" else output}))
-    return Recording(tuple(layers), tuple(calls))
+        known = () if bug in ("", "unknown") else select((bug,))
+        one = recording_of(layer_of(name=f"blocks.{index}", seed=index), *known, masks=MASKS[1:2])
+        squared = replace(one.calls[0], outputs={"output": one.calls[0].outputs["output"] ** 2})
+        made.append(replace(one, calls=(squared,)) if bug == "unknown" else one)
+    return together(*made)
 
 
 @pytest.fixture
@@ -328,9 +347,8 @@ def test_what_is_held_rules_out_that_the_code_is_wrong(bias, tmp_path):
 
 
 def two_layers(names, seeds=(0, 1)):
-    layers = tuple(layer_of(name=name, seed=seed) for name, seed in zip(names, seeds, strict=True))
-    calls = [replace(recording_of(layer).calls[0], layer=position) for position, layer in enumerate(layers)]
-    return Recording(layers, tuple(calls))
+    layers = [layer_of(name=name, seed=seed) for name, seed in zip(names, seeds, strict=True)]
+    return together(*(recording_of(layer, masks=MASKS[:1]) for layer in layers))
 
 
 def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
@@ -394,3 +412,54 @@ def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_tak
     assert f"If the original has {other}: `mha convert {path} --from {other} --all --moved --num-heads" in lines[1]
     with pytest.raises(SpecError, match="gpt-bigcode or nanogpt, and the recorded layers hold neither more than"):
         intended(recording_of(layer_of(seed=1)), path)
+
+
+def _diagnosed(port, original, *more):
+    result = CliRunner().invoke(main, ["diagnose", str(port), "--weights", str(original), "--no-unseen", *more])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_port_with_another_number_of_heads_is_not_right_by_weights_that_do_not_say_it(tmp_path, monkeypatch):
+    """It has the same weights: a port with 4 heads of an original with 6 was said to be right."""
+    monkeypatch.setattr(explained, "_bugs_for", lambda recording: select(("scale-missing",)))
+    original, other = (layer_of(config=AttentionConfig(12, heads, bias=True)) for heads in (6, 4))
+    port, bare, canonical, calls = (tmp_path / f"{name}.safetensors" for name in ("port", "bare", "canonical", "calls"))
+    recording_of(other, masks=MASKS[:1]).save(port)
+    recording_of(original, masks=MASKS[:1]).save(calls)
+    save_file(original.weights, bare)
+    save_weights(canonical, original.config, original.weights)
+    status, said = _diagnosed(port, bare)
+    assert (status, "nothing to explain" in said) == (2, False), said
+    assert (
+        f"Not proved: num_heads=4 is the recording's own: nothing in {bare} confirms it (1, 2, 3, 6, 12 would fit as "
+        "well). Say --num-heads, or give a recording of the original."
+    ) in said
+    assert _diagnosed(port, bare, "--num-heads", "4")[0] == 0
+    settings = {bare: ("the original", ["--num-heads", "6"]), canonical: (canonical, []), calls: (calls, [])}
+    for path, (has, more) in settings.items():
+        status, said = _diagnosed(port, path, *more)
+        assert (status, "not proved" in said.lower()) == (1, False)
+        assert f"by the settings that it has, so that these are the cause: num_heads is 4; {has} has 6. r" in said, said
+        assert said.count("num_heads is 4") == 1 + (path == calls)
+        assert "head_dim" not in said
+        assert "scale" not in said, "it follows from the number of heads"
+    said = f"Error: num_heads must be 6, as {canonical} says. Got 4."
+    assert _diagnosed(port, canonical, "--num-heads", "4") == (2, said)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"num_attention_heads": 6}')
+    beside = bare.rename(tmp_path / "model" / "model.safetensors")
+    assert f"num_heads is 4; {beside} has 6" in _diagnosed(port, beside)[1]
+
+
+def test_weights_and_settings_that_both_differ_are_both_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(explained, "_bugs_for", lambda recording: select(("scale-missing",)))
+    original, other = (layer_of(config=AttentionConfig(12, heads, bias=True)) for heads in (6, 4))
+    held = {**other.weights, "v_proj.bias": other.weights["v_proj.bias"] + 1.0}
+    recording = recording_of(replace(other, weights=held), masks=MASKS[:1])
+    per_head = reference.run(other.config, held, recording.calls[0].inputs).weights.astype(np.float32)
+    call = replace(recording.calls[0], outputs={**recording.calls[0].outputs, "weights": per_head})
+    replace(recording, calls=(call,)).save(tmp_path / "port.safetensors")  # weights of 4 heads have another shape
+    save_weights(tmp_path / "original.safetensors", original.config, original.weights)
+    status, said = _diagnosed(tmp_path / "port.safetensors", tmp_path / "original.safetensors")
+    assert status == 1
+    assert "by the weights and settings that it has, so that these are the cause: num_heads is 4; " in said, said

@@ -1,7 +1,5 @@
 """`mha.diagnose`: live layers of every framework are asked, and left as they were."""
 
-from __future__ import annotations
-
 import pytest
 
 import mha

@@ -1,7 +1,5 @@
 """Recordings of modules that somebody else made: names are printed as text, and what contradicts itself is one line."""
 
-from __future__ import annotations
-
 import copy
 import json
 

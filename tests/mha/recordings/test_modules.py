@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import mha
-from mha.recordings.modules.numbers import numbers_of
 from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.modules.stream import ArrayStream
 from mha.recordings.recording import Recording
@@ -73,16 +72,6 @@ def test_calls_stand_in_the_order_in_which_they_begin_bit_for_bit(model, tmp_pat
     assert [at.place for at in inner.gave] == [("hidden",)]
     assert found.modules[0].parameters.keys() == dict(model.named_parameters()).keys()
     assert found.dtype == "float32"
-
-
-def test_the_numbers_of_parameters_are_those_of_a_packed_or_transposed_copy(model, tmp_path):
-    _, found = recorded(model, tmp_path / "all.safetensors", torch.randn(3, 6))
-    weight = model.inner.linear.weight.detach().numpy()
-    (own,) = (one for one in found.modules if one.name == "inner.linear")
-    assert own.parameters["weight"].numbers == numbers_of(weight.T)
-    packed = np.concatenate([weight.reshape(-1), model.inner.linear.bias.detach().numpy()])
-    assert own.numbers == numbers_of(packed[::-1])
-    assert own.numbers != numbers_of(packed + np.float32(1e-6))
 
 
 @pytest.mark.parametrize(

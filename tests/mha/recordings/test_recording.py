@@ -1,7 +1,5 @@
 """Recording: what goes into the file comes out of it to the bit, and what is no whole recording is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -10,15 +8,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from conformance.runner import run_case
-from conformance.subjects.backend import ReferenceSubject
 from mha import Recording
 from mha.recordings.array_pool import ArrayPool
 from mha.recordings.recording import METADATA_KEY, RecordedCall, check_target
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, save_weights
-from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
 from tests.mha.recordings import wrong_ports
+from tests.mha.recordings.wrong_ports import recording_of, together
 
 B, LQ, LK = 2, 3, 5
 CONFIG = AttentionConfig(
@@ -26,22 +22,12 @@ CONFIG = AttentionConfig(
 )
 
 
-def layer_of(dtype="float64", name="encoder.attention", config=CONFIG):
-    return wrong_ports.layer_of(dtype, name, config=config)
+def layer_of(dtype="float64", name="encoder.attention", config=CONFIG, seed=0):
+    return wrong_ports.layer_of(dtype, name, seed, config)
 
 
-def call_of(layer, position=0, seed=1, mask=None, **more):
-    rng = np.random.default_rng(seed)
-    widths = layer.config.query_dim, layer.config.key_dim, layer.config.value_dim
-    arrays = [rng.normal(size=(B, length, width)) for length, width in zip((LQ, LK, LK), widths, strict=True)]
-    inputs = AttentionInputs(*arrays, mask or AttentionMask(), **more).rounded(layer.dtype)
-    output = round_to(reference.run(layer.config, layer.weights, inputs).output, layer.dtype)
-    return RecordedCall(position, inputs, {"output": output})
-
-
-def one(dtype="float64", **call):
-    layer = layer_of(dtype)
-    return Recording((layer,), (call_of(layer, **call),), {"mine": "1.0"})
+def one(dtype="float64", mask=None, seed=0, **more):
+    return recording_of(layer_of(dtype, seed=seed), masks=(mask or AttentionMask(),), **more)
 
 
 def saved(recording, folder):
@@ -96,20 +82,10 @@ def test_everything_comes_back_to_the_bit(mask, dtype, tmp_path):
 
 
 def test_a_cache_comes_back(tmp_path):
-    layer = layer_of()
     past = {name: np.random.default_rng(5).normal(size=(B, 2, 6, 3)) for name in ("past_keys", "past_values")}
-    call = call_of(layer, mask=AttentionMask(causal=True, query_offset=6), **past)
-    loaded = Recording.load(saved(Recording((layer,), (call,)), tmp_path))
+    loaded = Recording.load(saved(one(mask=AttentionMask(causal=True, query_offset=6), **past), tmp_path))
     assert same(loaded.calls[0].inputs.past_keys, past["past_keys"])
     assert loaded.cases()[0].key_len == 6 + LK
-
-
-def test_a_call_is_a_case_like_any_other(tmp_path):
-    loaded = Recording.load(saved(one(mask=MASKS["all"]), tmp_path))
-    (case,) = loaded.cases()
-    result = run_case(case, ReferenceSubject())
-    assert (result.case, result.status) == ("encoder.attention", "equal")
-    assert result.recorded["output"] == 0.0
 
 
 def test_equal_arrays_are_stored_once(tmp_path):
@@ -144,16 +120,17 @@ def test_bfloat16_takes_half_the_room_of_float32(tmp_path):
 
 
 def test_numbers_that_are_not_bfloat16_are_refused():
-    layer = layer_of("float32")
+    recording = one("float32")
     for parameters in (None, "float32"):
+        layers = (replace(recording.layers[0], dtype="bfloat16", parameters=parameters),)
         with pytest.raises(SpecError, match="must hold numbers of bfloat16"):
-            Recording((replace(layer, dtype="bfloat16", parameters=parameters),), (call_of(layer),))
+            replace(recording, layers=layers)
 
 
 def test_calls_are_named_after_their_layers():
-    layers = layer_of(name="a"), layer_of(name="b"), layer_of(name="")
-    calls = [call_of(layers[position], position) for position in (0, 1, 0, 2)]
-    assert Recording(layers, tuple(calls)).names == ("a#1", "b", "a#2", "layer")
+    recording = together(*(recording_of(layer_of(name=name), masks=(AttentionMask(),)) for name in ("a", "b", "")))
+    first, second, third = recording.calls
+    assert replace(recording, calls=(first, second, first, third)).names == ("a#1", "b", "a#2", "layer")
 
 
 def test_a_recording_is_written_where_it_may_be(tmp_path):

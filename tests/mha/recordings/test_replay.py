@@ -1,7 +1,5 @@
 """Replay and explanation of recordings: who is equal to what was recorded, and why something is not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -15,19 +13,18 @@ from conformance.subjects.backend import ReferenceSubject
 from conformance.subjects.load import load_subject
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
-from mha import Recording
 from mha.cli.porter.replay import replay as replay_command
 from mha.cli.suite.diagnose import diagnose
 from mha.recordings.replay import judge_recording, replay
 from mha_core import SpecError, Trace, save_weights
-from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
+from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, together, wrongly_ported
 
 
 def test_what_was_recorded_is_judged_in_its_dtype():
     for dtype in ("float64", "float32", "float16", "bfloat16"):
         results = list(judge_recording(recording_of(layer_of(dtype))))
-        assert [(result.case, result.dtype, result.status) for result in results] == [
-            (f"layer#{number}", dtype, "equal") for number in (1, 2, 3)
+        assert [(result.case, result.dtype, result.status, result.recorded) for result in results] == [
+            (f"layer#{number}", dtype, "equal", {"output": 0.0}) for number in (1, 2, 3)
         ]
     wrong = recording_of(layer_of(), *select(("scale-missing",)))
     assert {result.status for result in judge_recording(wrong)} == {"different"}
@@ -87,8 +84,7 @@ def test_numbers_that_a_dtype_does_not_hold_are_not_compared_with_the_recording(
 
 def test_calls_are_chosen_by_name_and_dtype():
     layers = layer_of("float32", "a"), layer_of("float64", "b")
-    calls = [replace(recording_of(layer).calls[0], layer=position) for position, layer in enumerate(layers)]
-    recording = Recording(layers, tuple(calls))
+    recording = together(*(recording_of(layer, masks=MASKS[:1]) for layer in layers))
     chosen = replay(recording, [ReferenceSubject()], same_dtype=True)
     assert [result.case for result in chosen.results] == ["b"]
     assert [result.case for result in chosen.recorded] == ["a", "b"]
@@ -169,14 +165,12 @@ def test_diagnose_explains_a_file(tmp_path):
 
 
 def test_diagnose_tells_layers_that_differ_alike_together(tmp_path):
-    bugs = {"a": "scale-missing", "b": "scale-missing", "c": "lens-ignored", "d": None}
-    layers = [layer_of(name=name, seed=seed) for seed, name in enumerate(bugs)]
-    calls = []
-    for layer, bug in zip(layers, bugs.values(), strict=True):
-        (call,) = recording_of(layer, *(select((bug,)) if bug else ()), masks=MASKS[1:2]).calls
-        calls.append(replace(call, layer=len(calls)))
+    scale, lens = select(("scale-missing",)), select(("lens-ignored",))
+    layers = [layer_of(name=name, seed=seed) for seed, name in enumerate("abcd")]
+    bugs = zip(layers, (scale, scale, lens, ()), strict=True)
+    made = [recording_of(layer, *some, masks=MASKS[1:2]) for layer, some in bugs]
     path = tmp_path / "port.safetensors"
-    Recording(tuple(layers), tuple(calls)).save(path)
+    together(*made).save(path)
     done = run(diagnose, path)
     assert done.exit_code == 1, done.output
     alike, other, right = done.output.split("\n\n")

@@ -1,7 +1,5 @@
 """`mha.diagnose` of the frameworks' own layers: silent of right ones; of overridden methods it says what they do."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,6 +1,6 @@
 """Recordings of layers that are right, have bugs, or were ported wrongly."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,18 +20,27 @@ def layer_of(dtype="float32", name="", seed=0, config=CONFIG):
     return RecordedLayer(name, "mine.Attention", dtype, config, check_weights(config, weights))
 
 
-def recording_of(layer, *bugs, masks=MASKS, held=None, alike=False):
-    """Calls of a layer that has bugs, or holds other weights than it should; `alike`: of self-attention."""
+def recording_of(layer, *bugs, masks=MASKS, held=None, alike=False, **more):
+    """Calls of a layer that has bugs, or holds other weights than it should; `alike`: of self-attention.
+
+    `more` are further inputs of every call.
+    """
     calls = []
     for seed, mask in enumerate(masks):
         rng = np.random.default_rng(seed)
         widths = layer.config.query_dim, layer.config.key_dim, layer.config.value_dim
         arrays = [rng.normal(size=(2, length, width)) for length, width in zip((3, 5, 5), widths, strict=True)]
         arrays = arrays[1:2] * 3 if alike else arrays
-        inputs = AttentionInputs(*arrays, mask).rounded(layer.dtype)
+        inputs = AttentionInputs(*arrays, mask, **more).rounded(layer.dtype)
         run = BuggySubject(*bugs).prepare(layer.config, layer.weights if held is None else held)
         calls.append(RecordedCall(0, inputs, {"output": round_to(run(inputs).output, layer.dtype)}))
     return Recording((layer,), tuple(calls), {"mine": "1.0"})
+
+
+def together(*recordings):
+    """One recording of the layers of several, each of one layer, with their calls in this order."""
+    calls = [replace(call, layer=position) for position, one in enumerate(recordings) for call in one.calls]
+    return Recording(tuple(layer for one in recordings for layer in one.layers), tuple(calls))
 
 
 def packed(config, weights, layout):

@@ -1,37 +1,17 @@
 """Answers of learners, most of them wrong: what the teacher should be able to explain."""
 
-from tests.mha.learn.answers import (
-    backwards,
-    beginners,
-    careless,
-    layer,
-    measure,
-    translate,
-    write_first,
-    write_heads,
-    write_masks,
-    write_softmax,
-    write_turning,
-)
+from importlib import import_module
+
 from tests.mha.learn.answers.form import Answer, half
 
 __all__ = ["ANSWERS", "Answer", "half"]
 
 _FILES = (
-    write_first,
-    write_turning,
-    write_heads,
-    write_masks,
-    write_softmax,
-    translate,
-    backwards,
-    layer,
-    measure,
-    careless,
-    beginners,
+    *("write_first", "write_turning", "write_heads", "write_masks", "write_softmax", "translate", "backwards"),
+    *("layer", "measure", "careless", "beginners"),
 )
 
-ANSWERS: list[Answer] = [answer for file in _FILES for answer in file.ANSWERS]
+ANSWERS: list[Answer] = [answer for file in _FILES for answer in import_module(f"{__name__}.{file}").ANSWERS]
 """In the order of the tracks; `exercise/what-is-wrong` names each."""
 
 assert len({answer.name for answer in ANSWERS}) == len(ANSWERS)

@@ -1,7 +1,5 @@
 """Answers of beginners to all exercises of the course, written from the exercises' texts alone."""
 
-from __future__ import annotations
-
 from tests.mha.learn.answers.form import edits, functions
 from tests.mha.learn.answers.layer import FUNCTION
 from tests.mha.learn.answers.measure import BEGINNERS

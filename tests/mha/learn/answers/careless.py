@@ -1,13 +1,9 @@
 """Answers that are no answer: files that do not import, do not end, or define something else."""
 
-from __future__ import annotations
+from tests.mha.learn.answers.form import files, sections
 
-from tests.mha.learn.answers.form import files
-
-ANSWERS = [
-    *files(
-        "masked-softmax",
-        """
+TEXT = """
+== masked-softmax
 empty-file: I saved an empty file.
 syntax: I forgot a bracket.
     import numpy as np
@@ -41,12 +37,7 @@ tabs-and-spaces: I mixed tabs and spaces.
         s = np.where(allowed, scores, -np.inf)
     \te = np.exp(s - s.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
-""",
-        first="softmax",
-    ),
-    *files(
-        "merge",
-        """
+== merge
 itself-called: My function calls itself for ever.
     def merge(heads):
         return merge(heads)
@@ -78,22 +69,14 @@ right chatty: I left a print in.
     def merge(heads):
         print("heads", heads.shape)
         return heads.swapaxes(1, 2).reshape(len(heads), heads.shape[2], -1)
-""",
-    ),
-    *files(
-        "gradient-of-softmax",
-        """
+== gradient-of-softmax
 module-missing: I import a package that is not there.
     import autograd_of_mine
 
 
     def gradient_of_softmax(weights, d_weights, allowed):
         return autograd_of_mine.softmax(weights, d_weights)
-""",
-    ),
-    *files(
-        "plain-function",
-        """
+== plain-function
 not-begun: I have not begun, and only read it.
     def attention(weights, queries, keys, values, mask, *, num_heads, padding):
         raise NotImplementedError
@@ -106,6 +89,9 @@ one-case: I return zeros of the right shape, to see what happens.
 positional: My arguments behind the star have other names.
     def attention(weights, queries, keys, values, mask, *, heads, pad):
         return queries
-""",
-    ),
-]
+"""
+
+FIRST = {"masked-softmax": "softmax"}
+"""The exercise -> what it was called when its answers were written."""
+
+ANSWERS = [one for name, text in sections(TEXT) for one in files(name, text, first=FIRST.get(name, ""))]

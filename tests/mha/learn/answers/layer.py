@@ -1,7 +1,5 @@
 """Answers to the track "layer"."""
 
-from __future__ import annotations
-
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import code_of
 from tests.mha.learn.answers.form import edits

@@ -1,17 +1,12 @@
 """Answers to the tracks "catch" and "experiment"."""
 
-from __future__ import annotations
-
-from tests.mha.learn.answers.form import bodies, edits, functions
+from tests.mha.learn.answers.form import bodies, edits, functions, sections
 from tests.mha.learn.answers.layer import FUNCTION
 
 IMPORTS = "import numpy as np\n\nfrom mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights"
 
-CATCH = [
-    *bodies(
-        "catch-1",
-        "problem()",
-        """
+CATCH = """
+== catch-1
 all-ones: I leave the call as it is.
     config = AttentionConfig(embed_dim=100, num_heads=5)
     q, k = np.ones((2, 4, 100)), np.ones((2, 6, 100))
@@ -21,13 +16,7 @@ widths-do-not-fit: My inputs are narrower than the layer.
     config = AttentionConfig(embed_dim=100, num_heads=5)
     x = np.random.default_rng(0).normal(size=(2, 4, 60))
     return config, init_weights(config, seed=0), AttentionInputs(queries=x, keys=x, values=x)
-""",
-        IMPORTS,
-    ),
-    *bodies(
-        "catch-2",
-        "problem()",
-        """
+== catch-2
 zeros: I take inputs of 0.
     config = AttentionConfig(embed_dim=12, num_heads=3)
     x = np.zeros((2, 5, 12))
@@ -36,13 +25,7 @@ weights-forgotten: I return two things of three.
     config = AttentionConfig(embed_dim=12, num_heads=3)
     x = np.random.default_rng(0).normal(size=(2, 5, 12))
     return config, AttentionInputs(queries=x, keys=x, values=x)
-""",
-        IMPORTS,
-    ),
-    *bodies(
-        "catch-3",
-        "problem()",
-        """
+== catch-3
 all-nan: I make everything NaN, and nothing can be compared.
     config = AttentionConfig(embed_dim=12, num_heads=3)
     x = np.full((2, 5, 12), np.nan)
@@ -51,10 +34,7 @@ heads-do-not-divide: 3 heads do not divide 100.
     config = AttentionConfig(embed_dim=100, num_heads=3)
     x = np.random.default_rng(0).normal(size=(2, 5, 100))
     return config, init_weights(config, seed=0), AttentionInputs(queries=x, keys=x, values=x)
-""",
-        IMPORTS,
-    ),
-]
+"""
 
 
 NUMBERS = functions(
@@ -283,4 +263,6 @@ one-over: I return 1 over the importance.
 ]
 """Answers of beginners to the exercises with trained layers; `beginners` has them among its own."""
 
-ANSWERS = [*CATCH, *NUMBERS, *IMPORTANCE, *CUT]
+CAUGHT = [one for name, text in sections(CATCH) for one in bodies(name, "problem()", text, IMPORTS)]
+
+ANSWERS = [*CAUGHT, *NUMBERS, *IMPORTANCE, *CUT]

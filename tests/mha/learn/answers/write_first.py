@@ -1,7 +1,5 @@
 """Answers to the first exercises of the course: products, the softmax of a row, a causal mask."""
 
-from __future__ import annotations
-
 from tests.mha.learn.answers.form import functions
 
 TEXT = """

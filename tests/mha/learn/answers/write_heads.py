@@ -1,7 +1,5 @@
 """Answers to the exercises of the track "write" that mask nothing."""
 
-from __future__ import annotations
-
 from tests.mha.learn.answers.form import functions
 
 TEXT = """

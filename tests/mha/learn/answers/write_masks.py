@@ -1,7 +1,5 @@
 """Answers to the exercises of the track "write" that are about keys: groups, the cache, and what masks allow."""
 
-from __future__ import annotations
-
 from tests.mha.learn.answers.form import functions
 
 SHORT = {

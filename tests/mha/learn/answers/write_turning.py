@@ -1,7 +1,5 @@
 """Answers to the exercises on rotary positions and on the norm of queries and keys."""
 
-from __future__ import annotations
-
 from tests.mha.learn.answers.form import edits
 
 HALVES = edits(

@@ -1,7 +1,5 @@
 """Frameworks for the tests of captured calls, where they are under test."""
 
-from __future__ import annotations
-
 import pytest
 
 

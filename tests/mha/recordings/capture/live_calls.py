@@ -1,7 +1,5 @@
 """Arrays and checks for the tests of captured calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Capture of Keras' attention layers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

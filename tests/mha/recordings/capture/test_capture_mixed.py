@@ -1,17 +1,16 @@
 """Capture of layers that compute in another dtype than that of their parameters: the usual set-up of Flax and Keras."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import mha
-from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.recordings.replay import judge_recording
-from mha_core import AttentionConfig, AttentionInputs, SpecError, init_weights
+from mha_core import SpecError
 from mha_core.dtypes import round_to
-from mha_core.reference import pipeline as reference
 from tests.mha.recordings.capture.live_calls import LK, LQ, B, numbers, refused
+from tests.mha.recordings.wrong_ports import layer_of, recording_of
 
 HALVES = ("bfloat16", "float16")
 
@@ -24,7 +23,7 @@ def path(tmp_path):
 def assert_mixed(recording, computed, held, path):
     """It is recorded as what it is, judged as that, and the same from a file."""
     recording.save(path, overwrite=True)
-    for each in (recording, Recording.load(path)):
+    for each in (recording, mha.Recording.load(path)):
         (layer,) = each.layers
         assert (layer.dtype, layer.held_in) == (computed, held)
         for array in layer.weights.values():
@@ -95,15 +94,11 @@ def test_parameters_beyond_the_range_of_what_computes_are_refused(keras):
 
 
 def test_intended_weights_are_rounded_to_what_holds_them(path):
-    config = AttentionConfig(12, 4)
-    held = {name: array.astype(np.float32) for name, array in init_weights(config, seed=0).items()}
-    x = round_to(numbers(B, LQ, 12), "bfloat16")
-    rounded = {name: round_to(array, "bfloat16") for name, array in held.items()}
-    output = round_to(reference.run(config, rounded, AttentionInputs(x, x, x)).output, "bfloat16")
-    layer = RecordedLayer("", "mine.Attention", "bfloat16", config, held, "float32")
-    recording = Recording((layer,), (RecordedCall(0, AttentionInputs(x, x, x), {"output": output}),))
+    layer = replace(layer_of("float32"), dtype="bfloat16", parameters="float32")
+    rounded = {name: round_to(array, "bfloat16") for name, array in layer.weights.items()}
+    recording = recording_of(layer, held=rounded)
     assert_mixed(recording, "bfloat16", "float32", path)
-    changed = recording.with_weights({"": (config, held)})
-    assert all(np.array_equal(changed.layers[0].weights[name], held[name]) for name in held)
+    changed = recording.with_weights({"": (layer.config, layer.weights)})
+    assert all(np.array_equal(changed.layers[0].weights[name], array) for name, array in layer.weights.items())
     with pytest.raises(SpecError, match="dtype 'int4' is not known"):
-        Recording((RecordedLayer("", "mine.Attention", "bfloat16", config, held, "int4"),), recording.calls)
+        replace(recording, layers=(replace(layer, parameters="int4"),))

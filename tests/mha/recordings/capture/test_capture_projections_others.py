@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mha
 from mha.coverage import UnreadWarning
-from tests.mha.recordings.capture.live_calls import assert_equal, refused
-
-
-def drawn(*shape: int) -> Any:
-    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+from tests.mha.recordings.capture.live_calls import assert_equal, numbers, refused
 
 
 def check(layer: Any, x: Any, heads: int, *, causal: bool = False, **options: Any) -> None:
@@ -51,7 +46,7 @@ def test_keras(einsum: bool) -> None:
             return self.combine_heads(tf.reshape(heads, (2, 5, 12)))
 
     keras.utils.set_random_seed(3)
-    layer, x = Block(), tf.constant(drawn(2, 5, 10))
+    layer, x = Block(), tf.constant(numbers(2, 5, 10))
     layer(x)
     check(layer, x, 3)
     # Keras' own names of them, which recordings of modules have, are as good.
@@ -75,7 +70,7 @@ def test_nnx() -> None:
             heads = jax.nn.dot_product_attention(q, k, v, is_causal=True)
             return self.proj(heads.reshape(*x.shape[:2], 12))
 
-    check(Block(nnx.Rngs(0)), jnp.asarray(drawn(2, 5, 10)), 3, causal=True)
+    check(Block(nnx.Rngs(0)), jnp.asarray(numbers(2, 5, 10)), 3, causal=True)
 
 
 @pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # by MXNet, as it is imported
@@ -98,7 +93,7 @@ def test_gluon() -> None:
             return self.out_proj(heads)
 
     mx.random.seed(3)
-    layer, x = Block(), mx.nd.array(drawn(2, 5, 10))
+    layer, x = Block(), mx.nd.array(numbers(2, 5, 10))
     layer.initialize(mx.init.Normal(0.4))
     layer(x)
     check(layer, x, 3)
@@ -147,7 +142,7 @@ def test_the_number_of_heads_may_stand_in_the_module_that_holds_the_projections(
 
     torch.manual_seed(3)
     model = Wrapped().eval()
-    x = torch.from_numpy(drawn(2, 5, 12))
+    x = torch.from_numpy(numbers(2, 5, 12))
     with torch.no_grad(), pytest.warns(UnreadWarning, match="up to the output projection"):
         check(model, x, 3)
     del model.attention.num_attention_heads
