@@ -41,6 +41,7 @@ CONFIGS = {
 OF_ONE_WIDTH = ({"num_kv_heads": 1}, "needs num_kv_heads=3 .*Got 1")
 REFUSED = {
     **dict.fromkeys(("d2l-torch", "d2l-tf", "d2l-jax", "d2l-mxnet"), OF_ONE_WIDTH),
+    "gluon": ({"num_kv_heads": 1}, "as many key heads as query heads. Got num_heads=3, num_kv_heads=1"),
     "keras-gqa": ({"output_dim": 12}, "needs output_dim=11 .*Got 12"),
     "nnx": ({"value_dim": 9}, "key_dim=8, value_dim=9"),
 }
