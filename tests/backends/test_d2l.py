@@ -58,14 +58,6 @@ def test_transpose_qkv_and_transpose_output_are_inverse(driver, normal):
     np.testing.assert_array_equal(driver.numpy(driver.heads.transpose_output(folded, 5)), x)
 
 
-def test_separate_query_key_and_value_sizes_are_inferred(driver, normal):
-    layer = driver.new("MultiHeadAttention", 12, 3, bias=True)
-    output = driver.call(layer, normal(2, 4, 5), normal(2, 6, 7), normal(2, 6, 11))
-    assert output.shape == (2, 4, 12)
-    config = driver.config(layer)
-    assert (config.query_dim, config.key_dim, config.value_dim) == (5, 7, 11)
-
-
 def test_separate_query_key_and_value_sizes_are_given(driver, normal):
     layer = driver.new("MultiHeadAttention", 12, 3, query_dim=5, key_dim=7, value_dim=11, output_dim=13)
     assert driver.call(layer, normal(2, 4, 5), normal(2, 6, 7), normal(2, 6, 11)).shape == (2, 4, 13)

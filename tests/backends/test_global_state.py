@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def of_tf():
     config = tf.config
     threads = config.threading.get_intra_op_parallelism_threads()
     precision = config.experimental.tensor_float_32_execution_enabled()
-    return keras.config.floatx(), random.getstate(), threads, precision, tf.executing_eagerly()
+    of_keras = keras.config.floatx(), keras.config.dtype_policy().name, os.environ.get("KERAS_BACKEND")
+    return (*of_keras, random.getstate(), threads, precision, tf.executing_eagerly())
 
 
 def of_jax():

@@ -19,6 +19,7 @@ from conformance.runner import run_case
 from conformance.subjects.backend import BackendSubject
 from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import load
+from mha_core.reference import pipeline as reference
 from mha_core.weights import init_weights
 from tests.backends.drivers import drive
 
@@ -125,6 +126,30 @@ def test_a_row_of_nan_gives_nan_to_the_keys_that_it_may_see_alone(name, other_pa
     config = AttentionConfig(12, 3)
     gradient = load(name).prepare(config, init_weights(config, 1), path=other_path)(inputs).gradients["values"]
     np.testing.assert_array_equal(np.isnan(gradient).any(axis=-1), [[1, 1, 1, 0, 1, 0, 0], [0] * 7])
+
+
+@pytest.mark.parametrize(("path", "dtype"), [(None, "float32"), (None, "float64"), ("fast", "float32")])
+def test_padding_has_no_part_in_anything_whatever_stands_there(backend, path, dtype):
+    """To the bit, and backward too; of the second item every key is padding."""
+    config = AttentionConfig(12, 6, num_kv_heads=3, query_dim=5, key_dim=7, value_dim=11, bias=True)
+    weights = init_weights(config, 1, bias_scale=1.0)
+    run, rng, traces = backend.prepare(config, weights, dtype=dtype, path=path), np.random.default_rng(0), []
+    sizes = (4, 5), (6, 7), (6, 11), (4, 12)
+    queries, keys, values, cotangent = (rng.normal(size=(2, *size)) for size in sizes)
+    for fill in (np.nan, np.inf, 1e38, 0.0):
+        for array in (keys, values):
+            array[0, 3:] = array[1] = fill
+        inputs = AttentionInputs(queries, keys, values, AttentionMask(valid_lens=np.array([3, 0])), cotangent=cotangent)
+        traces.append(run(inputs).arrays())
+    wanted, clean = reference.run(config, weights, inputs).arrays(), traces[-1]
+    for name, array in clean.items():
+        assert all((found[name] == array).all() for found in traces), name
+        if name == "output" or "." in name:
+            np.testing.assert_allclose(array, wanted[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(clean["output"][1] - weights["out_proj.bias"].astype(dtype), np.zeros((4, 12)))
+    for name, padded in (("queries", [[0] * 4, [1] * 4]), ("keys", [[0] * 3 + [1] * 3, [1] * 6])):
+        is_zero = (clean[f"gradients.{name}"] == 0.0).all(axis=-1)
+        np.testing.assert_array_equal(is_zero, np.array(padded, bool))
 
 
 @pytest.mark.parametrize("name", PATHS)

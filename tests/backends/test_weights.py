@@ -31,20 +31,24 @@ def x64(backend_name: str, dtype: str):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("config", CONFIGS, ids=["plain", "every-size", "additive"])
-def test_round_trip_is_exact(backend, backend_name, config, dtype):
+def test_weights_are_rounded_once_and_a_round_trip_is_exact(backend, backend_name, config, dtype):
     if dtype not in backend.dtypes("cpu"):
         assert backend_name == "mxnet"
         return
     package = drive(backend_name).package
-    weights = {name: round_to(array, dtype) for name, array in init_weights(config, 0, bias_scale=1.0).items()}
+    drawn = init_weights(config, 0, bias_scale=1.0)
+    weights = {name: round_to(array, dtype) for name, array in drawn.items()}
     with x64(backend_name, dtype):
-        given = _native_dtype(backend_name, dtype)
-        layer = package.from_weights(config, weights, dtype=given)
+        given = native_dtype(backend_name, dtype)
+        layer = package.from_weights(config, drawn, dtype=given)
         out = package.to_weights(layer[1] if isinstance(layer, tuple) else layer)
+        again = package.from_weights(config, out, dtype=given)
+        twice = package.to_weights(again[1] if isinstance(again, tuple) else again)
     assert list(out) == list(weights)
     for name, array in weights.items():
         assert out[name].dtype == array.dtype
         np.testing.assert_array_equal(out[name], array)
+        np.testing.assert_array_equal(twice[name], array)
         assert not out[name].flags.writeable
 
 
@@ -59,7 +63,7 @@ def test_the_layer_holds_copies(backend_name):
     np.testing.assert_array_equal(out["q_proj.weight"], before)
 
 
-def _native_dtype(backend_name: str, dtype: str):
+def native_dtype(backend_name: str, dtype: str):
     if backend_name == "torch":
         import torch
 

@@ -45,15 +45,6 @@ def test_float64_without_x64_is_refused(layer_and_variables):
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
 
 
-def test_integers_that_32_bits_cannot_hold_are_refused(layer_and_variables):
-    layer, variables = layer_and_variables
-    for offset in (2**40, np.array([1, 2**40])):
-        with pytest.raises(SpecError, match=r"query_offset must lie in -2147483648\.\.2147483647\. Got 1099511627776"):
-            layer.apply(variables, *inputs(), causal=True, query_offset=offset)
-    unbounded = layer.apply(variables, *inputs(), window=(2**31 - 1, 2**31 - 1))
-    np.testing.assert_array_equal(unbounded, layer.apply(variables, *inputs()))
-
-
 def test_float64_with_x64():
     with framework.scope("float64", jax.devices()[0]):
         double = init_weights(CONFIG, seed=1, bias_scale=1.0)

@@ -3,67 +3,35 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
 
 from backends.jax import MultiHeadAttention
+from tests.backends.export_calls import GROUPS, HEADS, LAYERS, WIDTH, arguments
 from tests.backends.jax.example_calls import CLOSE
 
 SIZES = ((3, 5, 7, 9), (5, 4, 9, 2), (1, 1, 8, 5))
 """B, Lq, Lk and Lp of each call."""
 
-WIDTH, HEADS, GROUPS = 24, 4, 2
-
-LAYERS = {
-    "lengths": ({"bias": True}, ("valid_lens",), {}),
-    "grouped and normed": ({"num_kv_heads": GROUPS, "query_key_norm": "rms"}, (), {"causal": True}),
-    "rotary": ({"rotary": {"base": 50.0}}, (), {"causal": True, "query_offset": 2, "window": (3, 0)}),
-    "rotary up to": ({"rotary": {"max_positions": 64}}, ("positions",), {"return_weights": True}),
-    "capped": ({"softcap": 5.0}, ("bias",), {}),
-    "additive": ({"score": "additive", "score_dim": 10}, ("allowed",), {}),
-    "decoding": (
-        {"num_kv_heads": GROUPS, "rotary": {"rule": {"rope_type": "linear", "factor": 2.0}}},
-        ("past_keys", "past_values"),
-        {"causal": True, "query_offset": 4, "return_present": True},
-    ),
-}
-"""Name -> options of a layer, the arrays of its calls, and what else they are given."""
-
 SYMBOLS = {
-    "queries": f"b, lq, {WIDTH}", "keys": f"b, lk, {WIDTH}", "valid_lens": "b", "bias": f"b, {HEADS}, lq, lk",
-    "allowed": "b, 1, lq, lk", "positions": ("lq", "b, lk"), "past_keys": f"b, {GROUPS}, lp, {WIDTH // HEADS}",
-    "past_values": f"b, {GROUPS}, lp, {WIDTH // HEADS}",
+    "queries": f"b, lq, {WIDTH}", "keys": f"b, lk, {WIDTH}", "values": f"b, lk, {WIDTH}", "valid_lens": "b",
+    "bias": f"b, {HEADS}, lq, lk", "allowed": "b, 1, lq, lk", "positions": ("lq", "b, lk"),
+    "past_keys": f"b, {GROUPS}, lp, {WIDTH // HEADS}", "past_values": f"b, {GROUPS}, lp, {WIDTH // HEADS}",
 }  # fmt: skip
-
-
-def arguments(name, sizes):
-    """The arrays of a call by name, the values being the keys."""
-    batch, query_len, key_len, past_len = sizes
-    rng = np.random.default_rng(batch)
-    past = (batch, GROUPS, past_len, WIDTH // HEADS)
-    arrays = {
-        "queries": rng.normal(size=(batch, query_len, WIDTH)).astype(np.float32),
-        "keys": rng.normal(size=(batch, key_len, WIDTH)).astype(np.float32),
-        "valid_lens": rng.integers(1, key_len + 1, batch).astype(np.int32),
-        "bias": rng.normal(size=(batch, HEADS, query_len, key_len)).astype(np.float32),
-        "allowed": rng.random((batch, 1, query_len, key_len)) > 0.4,
-        "positions": tuple(rng.integers(0, 60, shape).astype(np.int32) for shape in (query_len, (batch, key_len))),
-        "past_keys": rng.normal(size=past).astype(np.float32),
-        "past_values": rng.normal(size=past).astype(np.float32),
-    }
-    return {key: arrays[key] for key in ("queries", "keys", *LAYERS[name][1])}
 
 
 @pytest.mark.nightly("exported programs take every size", but=("capped",))
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_exported_program_takes_every_size(name):
     options, _, more = LAYERS[name]
-    layer, first = MultiHeadAttention(WIDTH, HEADS, **options), arguments(name, SIZES[0])
-    variables = layer.init(jax.random.key(1), first["queries"], first["keys"], first["keys"])
+    layer = MultiHeadAttention(WIDTH, HEADS, **options)
+    first, *others = (jax.tree.map(jnp.asarray, arguments(name, sizes)) for sizes in SIZES)
+    variables = layer.init(jax.random.key(1), first["queries"], first["keys"], first["values"])
 
-    def attend(queries, keys, **arrays):
-        return layer.apply(variables, queries, keys, keys, **arrays, **more)
+    def attend(**arrays):
+        return layer.apply(variables, **arrays, **more)
 
     scope = export.SymbolicScope()
     shapes = jax.tree.map(
@@ -72,8 +40,7 @@ def test_an_exported_program_takes_every_size(name):
         {key: SYMBOLS[key] for key in first},
     )
     exported = export.export(jax.jit(attend))(**shapes)
-    for sizes in SIZES:
-        given = arguments(name, sizes)
+    for given in (first, *others):
         found, wanted = (jax.tree.leaves(one(**given)) for one in (exported.call, attend))
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, **CLOSE)

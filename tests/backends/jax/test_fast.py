@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from backends.jax import AdditiveAttention, DotProductAttention, MultiHeadAttention
+from backends.jax import MultiHeadAttention
 from backends.jax.backend import COMPILER_OPTIONS
 from backends.jax.fast import block
 from backends.jax.ops.masks import allowed_keys, build_mask
@@ -157,16 +157,6 @@ def test_vmap_over_masks_and_arrays(short_steps):
     arrays, given = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), (arrays, given))
     wanted, found = (jax.vmap(call, (None, 0, 0))(variables, arrays, given) for call in (stages, attend))
     assert_close(found, wanted)
-
-
-@pytest.mark.nightly("blocks give what the whole gives", every=2)
-@pytest.mark.parametrize("layer", [DotProductAttention(), AdditiveAttention(6)])
-def test_layers_without_heads_take_it_too(layer):
-    queries, keys = normal(0, B, LQ, 5), normal(1, B, LK, 5)
-    variables = layer.init(jax.random.key(0), queries, keys, keys)
-    allowed = np.random.default_rng(2).random((B, LQ, LK)) < 0.7
-    output, _ = layer.apply(variables, queries, keys, keys, allowed=allowed, return_weights=True)
-    np.testing.assert_allclose(layer.apply(variables, queries, keys, keys, allowed=allowed), output, **CLOSE)
 
 
 @pytest.mark.parametrize(("bias", "loops"), [((), 2), ((B, 1), 3)])

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from backends.mxnet import AdditiveAttention, DotProductAttention
 from backends.mxnet.fast import attend as fast
 from backends.mxnet.fast import block
 from backends.mxnet.ops.framework import mx
@@ -86,14 +85,6 @@ def test_the_bias_gets_its_gradient(shape, query_block):
             lambda: layer.attend(call_of(*arrays, bias=bias), query_block=query_block).output, *arrays, bias
         )
         agree(call, gradients(lambda: layer.stages(call_of(*arrays, bias=bias)).output, *arrays, bias))
-
-
-@pytest.mark.parametrize("attention", [DotProductAttention(), AdditiveAttention(5)])
-def test_attention_without_heads_takes_the_fast_path(attention):
-    attention.initialize()
-    arrays, options = inputs(), {"valid_lens": [4, 9], "causal": True}
-    alone = gradients(lambda: attention(*arrays, **options), *arrays)
-    agree(alone, gradients(lambda: attention(*arrays, **options, return_weights=True)[0], *arrays))
 
 
 def test_keys_that_nobody_reaches_are_not_computed(monkeypatch):

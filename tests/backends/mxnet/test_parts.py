@@ -96,12 +96,3 @@ def test_parameters_are_saved_under_canonical_names(tmp_path):
     loaded = MultiHeadAttention(9, 6, **options)
     loaded.load_parameters(file)
     np.testing.assert_array_equal(loaded(queries, keys, keys).asnumpy(), layer(queries, keys, keys).asnumpy())
-
-
-def test_a_position_out_of_range_is_named():
-    config = config_of(query_key_norm=None)
-    layer = from_weights(config, init_weights(config, seed=1))
-    with pytest.raises(SpecError, match=r"positions must be at least 0\. Got -1"):
-        layer(QUERIES, KEYS, KEYS, positions=([0, 1, 2, -1], KEY_POSITIONS))
-    with pytest.raises(SpecError, match="cos must have the dtype of queries"):
-        layer(QUERIES, KEYS, KEYS, rotary=((np.zeros((LQ, 2), "f4"),) * 2, (np.zeros((LK, 2), "f4"),) * 2))

@@ -276,14 +276,6 @@ def test_a_call_with_unknown_sizes_and_a_saved_one_keep_the_gradient(tmp_path, s
     assert module.call(x[:, :0]).shape == (2, 0, 12)
 
 
-def test_a_nan_in_a_key_reaches_the_rows_that_may_see_it():
-    layer, x = MultiHeadAttention(12, 3), normal(10, 2, 40, 12, dtype="float32").numpy()
-    keys = x.copy()
-    keys[0, 5] = np.nan
-    output = layer(x, keys, x, causal=True).numpy()
-    np.testing.assert_array_equal(np.isnan(output).any(-1), [np.arange(40) >= 5, np.zeros(40, bool)])
-
-
 @pytest.mark.parametrize("lens", [None, [1, 3]])
 def test_a_lone_key_has_the_weight_1_whatever_the_processor(lens, monkeypatch):
     """Without oneDNN, tf.nn.softmax makes it 1 - 2^-24, as it does here."""

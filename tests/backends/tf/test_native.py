@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import keras
 import numpy as np
@@ -13,7 +12,6 @@ import tensorflow as tf
 from backends.tf import from_weights
 from backends.tf.native import live_probe
 from backends.tf.native.convert import from_native, layout_of, to_native, variables, window_of
-from backends.tf.native.d2l import D2lMultiHeadAttention
 from backends.tf.native.subjects import per_item, told_to_keras
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
@@ -48,34 +46,6 @@ def randomize(layer):
 # Weights --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly("weights go in and come out exactly", every=4)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize(
-    ("config", "layout"),
-    [
-        (WIDTHS, "keras"),
-        (replace(WIDTHS, bias=AttentionConfig(1, 1).bias), "keras"),
-        (SQUARE, "keras"),
-        (GROUPED, "keras-gqa"),
-        (SQUARE, "keras-gqa"),
-        (D2L, "d2l-tf"),
-        (SQUARE, "d2l-tf"),
-    ],
-)
-def test_canonical_weights_go_in_and_come_out_to_the_bit(config, layout, dtype):
-    weights = weights_of(config, dtype)
-    state = random.getstate()
-    layer = to_native(config, weights, layout)
-    assert random.getstate() == state
-    assert layer.built
-    assert layer.dtype == dtype
-    back_config, back = from_native(layer)
-    # What embed_dim was cannot be seen in a layer whose output is as wide.
-    assert replace(back_config, embed_dim=config.embed_dim) == config
-    assert list(back) == list(weights)
-    assert all(back[name].dtype == dtype and (back[name] == weights[name]).all() for name in weights)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -101,28 +71,6 @@ def test_a_live_layer_comes_back_to_the_bit(make):
     np.testing.assert_allclose(
         from_weights(config, weights)(queries, keys, values), layer(queries, values, keys), rtol=1e-4, atol=1e-4
     )
-
-
-def test_a_live_d2l_layer_comes_back_and_agrees():
-    layer = D2lMultiHeadAttention(13, 11, 10, 12, 3, 0.5, bias=True)
-    given = [*inputs_of(D2L, "float32"), tf.constant([4, 6])]
-    layer(*given)
-    randomize(layer)
-    config, weights = from_native(layer)
-    assert config == replace(D2L, dropout=0.5)
-    np.testing.assert_array_equal(to_native(config, weights, "d2l-tf")(*given), layer(*given))
-    np.testing.assert_allclose(from_weights(config, weights)(*given), layer(*given), rtol=1e-5, atol=1e-5)
-
-
-def test_one_switch_for_all_biases_is_filled_with_zeros():
-    config = AttentionConfig(6, 2, bias={"v_proj": True})
-    biases = {name: array for name, array in variables(to_native(config, weights_of(config))).items() if "bias" in name}
-    assert {name: bool(np.any(array)) for name, array in biases.items()} == {
-        "query/bias": False,
-        "key/bias": False,
-        "value/bias": True,
-        "attention_output/bias": False,
-    }
 
 
 def test_options_and_dtype_are_passed_on():
@@ -182,24 +130,6 @@ def test_a_layer_with_a_method_of_its_own_is_asked_what_it_computes():
 def test_what_can_not_be_held_is_refused(make, said):
     with pytest.raises(SpecError, match=said):
         from_native(make())
-
-
-@pytest.mark.parametrize(
-    ("config", "layout", "said"),
-    [
-        (SQUARE, "torch", "of no layer in Keras .there are: keras, keras-gqa, d2l-tf"),
-        (GROUPED, "keras", "as many key heads as query heads"),
-        (replace(SQUARE, scale=0.5), "keras", "scale by 1 / sqrt"),
-        (WIDTHS, "keras-gqa", "value heads as wide as key heads"),
-        (replace(GROUPED, output_dim=12), "keras-gqa", "needs output_dim=11 .*Got 12"),
-        (replace(D2L, output_dim=14), "d2l-tf", "needs output_dim=12 .*Got 14"),
-        (WIDTHS, "d2l-tf", "needs value_head_dim=7 .*Got 8"),
-        (replace(SQUARE, num_kv_heads=1), "d2l-tf", "needs num_kv_heads=3 .*Got 1"),
-    ],
-)
-def test_a_layer_that_can_not_have_the_weights_is_not_made(config, layout, said):
-    with pytest.raises(SpecError, match=said):
-        to_native(config, init_weights(config, seed=0), layout)
 
 
 # Live layers that compute something else -------------------------------------------------------------------

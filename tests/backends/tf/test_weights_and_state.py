@@ -1,8 +1,7 @@
-"""What a TensorFlow user expects of weights that go in and out, and of random numbers and global state."""
+"""What a TensorFlow user expects of a layer before its first call, and of the random numbers of its dropout."""
 
 from __future__ import annotations
 
-import os
 import random
 
 import keras
@@ -11,41 +10,10 @@ import pytest
 import tensorflow as tf
 
 from backends.tf import MultiHeadAttention, from_weights, to_weights
-from backends.tf.backend import TensorFlowBackend
-from backends.tf.ops.heads import merge_heads, split_heads, transpose_output, transpose_qkv
-from mha_core import AttentionConfig, AttentionInputs, SpecError, init_weights
-from mha_core.heads import transpose_qkv as numpy_transpose_qkv
-from tests.backends.tf.example_calls import CONFIG, DROPPING, LQ, WEIGHTS, B, H, inputs
+from mha_core import AttentionConfig, SpecError, init_weights
+from tests.backends.tf.example_calls import DROPPING, LQ, WEIGHTS, B, H, inputs
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_weights_round_trip_to_the_bit(dtype):
-    weights = {name: array.astype(dtype) for name, array in WEIGHTS.items()}
-    layer = from_weights(CONFIG, weights)
-    assert layer.dtype == dtype
-    assert layer.q_proj.kernel.shape == (CONFIG.query_dim, 12)
-    for name, array in to_weights(layer).items():
-        assert array.dtype == dtype
-        np.testing.assert_array_equal(array, weights[name])
-
-
-def test_bfloat16_weights_come_out_as_float32():
-    layer = from_weights(CONFIG, WEIGHTS, dtype="bfloat16")
-    once = to_weights(layer)
-    twice = to_weights(from_weights(CONFIG, once, dtype=tf.bfloat16))
-    for name, array in once.items():
-        assert array.dtype == np.float32
-        np.testing.assert_allclose(array, WEIGHTS[name], rtol=2.0**-8)
-        np.testing.assert_array_equal(array, twice[name])
-
-
-def test_weights_of_two_dtypes_need_a_choice():
-    mixed = {**WEIGHTS, "q_proj.bias": WEIGHTS["q_proj.bias"].astype("float32")}
-    with pytest.raises(SpecError, match=r"weights must share one dtype .* float32, float64"):
-        from_weights(CONFIG, mixed)
-    assert from_weights(CONFIG, mixed, dtype="float32").dtype == "float32"
 
 
 def test_weights_of_a_layer_that_was_never_called():
@@ -53,28 +21,6 @@ def test_weights_of_a_layer_that_was_never_called():
     assert to_weights(given)["k_proj.weight"].shape == (12, 13)
     with pytest.raises(SpecError, match="query_dim is not known yet"):
         to_weights(MultiHeadAttention(12, H))
-
-
-def test_from_weights_and_runs_leave_global_state_alone():
-    additive = AttentionConfig(**{**DROPPING.to_dict(), "score": "additive"})
-    problem = AttentionInputs(*(x.numpy() for x in inputs()), cotangent=np.zeros((B, LQ, CONFIG.output_dim)))
-    execution = tf.config.experimental
-
-    def state():
-        kind, numbers, *rest = np.random.get_state()
-        return (
-            random.getstate(),
-            (kind, numbers.tolist(), *rest),
-            keras.config.floatx(),
-            keras.config.dtype_policy().name,
-            execution.tensor_float_32_execution_enabled(),
-            os.environ.get("KERAS_BACKEND"),
-        )
-
-    before = state()
-    from_weights(additive, init_weights(additive, seed=9))
-    TensorFlowBackend().prepare(DROPPING, WEIGHTS, dtype="float32")(problem)
-    assert state() == before
 
 
 def test_two_layers_from_weights_drop_out_differently_and_reproducibly():
@@ -95,9 +41,21 @@ def test_two_layers_from_weights_drop_out_differently_and_reproducibly():
         random.setstate(state)
 
 
-def test_heads_folded_into_the_batch():
-    x = np.random.default_rng(11).normal(size=(B, LQ, 12))
-    folded = transpose_qkv(tf.constant(x), H)
-    np.testing.assert_array_equal(folded, numpy_transpose_qkv(x, H))
-    np.testing.assert_array_equal(transpose_output(folded, H), x)
-    np.testing.assert_array_equal(merge_heads(split_heads(tf.constant(x), H)), x)
+def test_dropout_acts_only_in_training():
+    layer = from_weights(DROPPING, WEIGHTS)
+    still = layer(*inputs())
+    np.testing.assert_array_equal(layer(*inputs(), training=False), still)
+    first, second = layer(*inputs(), training=True), layer(*inputs(), training=True)
+    assert np.abs(first - still).max() > 0.1
+    assert np.abs(first - second).max() > 0.1
+
+    class Outer(keras.Layer):
+        def __init__(self):
+            super().__init__(dtype="float64")
+            self.inner = layer
+
+        def call(self, q, k, v, training=None):
+            return self.inner(q, k, v)  # Keras hands `training` on
+
+    np.testing.assert_array_equal(Outer()(*inputs()), still)
+    assert np.abs(Outer()(*inputs(), training=True) - still).max() > 0.1

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from backends.torch import AdditiveAttention, DotProductAttention, MultiHeadAttention
+from backends.torch import MultiHeadAttention
 from backends.torch.fast import attend as fast
 from backends.torch.fast import fused, products
 from backends.torch.ops import masks
@@ -369,20 +369,6 @@ def test_a_call_of_the_last_form_is_not_checked_again_and_any_other_is(layer, x,
     ):
         with pytest.raises(SpecError, match=what):
             wrong()
-
-
-@pytest.mark.parametrize("name", ["none", "causal", "lens", "window", "bias"])
-def test_layers_without_heads(x, y, name):
-    for attention in (DotProductAttention(), AdditiveAttention(4, query_dim=6, key_dim=6, dtype=torch.float64)):
-        output, weights = attention(x, y, y, **MASKS[name], return_weights=True)
-        torch.testing.assert_close(attention(x, y, y, **MASKS[name]), output)
-        torch.testing.assert_close(output, weights @ y)
-
-
-@pytest.mark.parametrize("block", [0, -1, 2.5, True])
-def test_query_block_is_a_positive_integer(layer, x, block):
-    with pytest.raises(SpecError, match="query_block must be a positive integer"):
-        layer.attend(call_of(x, x, x), query_block=block)
 
 
 def test_queries_keys_and_values_are_freed_before_the_output_is_made():

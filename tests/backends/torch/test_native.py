@@ -22,29 +22,7 @@ from mha_core.call.masks import allowed_keys
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 
-WIDTHS = AttentionConfig(28, 4, key_dim=11, value_dim=13, bias=True)
-
-
 # Weights --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("layout", ["torch", "d2l-torch"])
-@pytest.mark.parametrize(
-    "config",
-    [AttentionConfig(6, 3), AttentionConfig(6, 2, bias=True, dropout=0.3), WIDTHS, replace(WIDTHS, value_dim=28)],
-    ids=["plain", "bias", "widths", "key-width"],
-)
-def test_canonical_weights_go_in_and_come_out_to_the_bit(config, layout, dtype):
-    weights = {name: array.astype(dtype) for name, array in init_weights(config, seed=1, bias_scale=1.0).items()}
-    state = torch.get_rng_state()
-    layer = to_native(config, weights, layout)
-    back_config, back = from_native(layer)
-    assert back_config == config
-    assert list(back) == list(weights)
-    assert all(back[name].dtype == dtype and (back[name] == weights[name]).all() for name in weights)
-    assert all(parameter.requires_grad for parameter in layer.parameters())
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -64,33 +42,6 @@ def test_a_live_layer_comes_back_to_the_bit(sizes, bias):
     torch.testing.assert_close(ours(*x), layer.eval()(*x)[0])
 
 
-def test_a_live_d2l_layer_comes_back_and_agrees():
-    torch.manual_seed(0)
-    layer = D2lMultiHeadAttention(6, 3, 0.5, bias=True)
-    x = torch.randn(2, 4, 5), torch.randn(2, 7, 8), torch.randn(2, 7, 9)
-    lens = torch.tensor([3, 7])
-    expected = layer.eval()(*x, lens)
-    config, weights = from_native(layer)
-    assert (config.query_dim, config.key_dim, config.value_dim, config.dropout) == (5, 8, 9, 0.5)
-    torch.testing.assert_close(to_native(config, weights, "d2l-torch").eval()(*x, lens), expected)
-    torch.testing.assert_close(from_weights(config, weights).eval()(*x, lens), expected)
-
-
-def test_one_switch_for_all_biases_is_filled_with_zeros():
-    config = AttentionConfig(6, 2, bias={"q_proj": True})
-    layer = to_native(config, init_weights(config, seed=0, bias_scale=1.0))
-    assert layer.in_proj_bias[:6].all()
-    assert not layer.in_proj_bias[6:].any()
-    assert not layer.out_proj.bias.any()
-
-
-def test_bfloat16_parameters_are_read_exactly():
-    config = AttentionConfig(6, 2, bias=True)
-    layer = to_native(config, init_weights(config, seed=0), dtype=torch.bfloat16)
-    _, weights = from_native(layer)
-    assert torch.equal(torch.from_numpy(weights["v_proj.weight"].copy()).bfloat16(), layer.in_proj_weight[12:])
-
-
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
@@ -103,33 +54,6 @@ def test_bfloat16_parameters_are_read_exactly():
 def test_what_can_not_be_read_is_refused(layer, message):
     with pytest.raises(SpecError) as error:
         from_native(layer)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("config", "layout", "message"),
-    [
-        (AttentionConfig(6, 2), "keras", "layout 'keras' is of no layer in PyTorch (there are: torch, "),
-        (AttentionConfig(8, 4, num_kv_heads=2), "torch", "num_kv_heads=4"),
-        (AttentionConfig(6, 2, output_dim=8), "torch", "output_dim=6"),
-        (AttentionConfig(6, 2, query_dim=8), "torch", "needs head_dim * num_heads=8 (query_dim=8). Got 6."),
-        (AttentionConfig(6, 2, scale=2.0), "torch", "scale=2.0"),
-        (
-            AttentionConfig(8, 4, num_kv_heads=2),
-            "d2l-torch",
-            "needs num_kv_heads=4 (num_heads=4, head_dim=2)",
-        ),
-        (AttentionConfig(8, 4, output_dim=6), "d2l-torch", "needs output_dim=8 (num_heads=4, head_dim=2). Got 6."),
-        (
-            AttentionConfig(8, 4, value_head_dim=3),
-            "d2l-torch",
-            "needs value_head_dim=2 (num_heads=4, head_dim=2)",
-        ),
-    ],
-)
-def test_what_a_layer_can_not_hold_is_refused(config, layout, message):
-    with pytest.raises(SpecError) as error:
-        to_native(config, init_weights(config, seed=0), layout)
     assert message in str(error.value)
 
 

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from backends.torch import MultiHeadAttention
-from mha_core import Rotary, SpecError
+from mha_core import SpecError
+from tests.backends.export_calls import HEADS, LAYERS, WIDTH, arguments
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 
 SIZES = ((3, 5, 7, 9), (5, 4, 9, 2), (2, 6, 8, 5))
 """B, Lq, Lk and Lp of each call; the first is the one that is traced."""
-
-WIDTH, HEADS, GROUPS = 24, 4, 2
-
-LAYERS = {
-    "lengths": ({"bias": True}, ("valid_lens",), {}),
-    "grouped and normed": ({"num_kv_heads": GROUPS, "query_key_norm": "rms"}, (), {"causal": True}),
-    "rotary": ({"rotary": Rotary(base=50.0)}, (), {"causal": True, "query_offset": 2, "window": (3, 0)}),
-    "rotary up to": ({"rotary": Rotary(max_positions=64, interleaved=True)}, ("positions",), {"return_weights": True}),
-    "capped": ({"softcap": 5.0}, ("bias",), {}),
-    "additive": ({"score": "additive", "score_dim": 10}, ("allowed",), {}),
-    "decoding": (
-        {"num_kv_heads": GROUPS, "rotary": Rotary(rule={"rope_type": "linear", "factor": 2.0})},
-        ("past_keys", "past_values"),
-        {"causal": True, "query_offset": 4, "return_present": True},
-    ),
-}
-"""Name -> options of a layer, the arrays of its calls, and what else they are given."""
 
 AUTO = torch.export.Dim.DYNAMIC
 SYMBOLS = {
@@ -46,29 +29,13 @@ def made(name):
     return MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64, **widths, **options).eval()
 
 
-def arguments(name, sizes):
+def given_to(name, sizes):
     """What a call is given, by name."""
-    batch, query_len, key_len, past_len = sizes
-    rng = np.random.default_rng(batch)
-    past = (batch, GROUPS, past_len, WIDTH // HEADS)
-    arrays = {
-        "queries": rng.normal(size=(batch, query_len, WIDTH)),
-        "keys": rng.normal(size=(batch, key_len, WIDTH)),
-        "values": rng.normal(size=(batch, key_len, WIDTH)),
-        "valid_lens": rng.integers(1, key_len + 1, batch),
-        "bias": rng.normal(size=(batch, HEADS, query_len, key_len)),
-        "allowed": rng.random((batch, 1, query_len, key_len)) > 0.4,
-        "positions": (rng.integers(0, 60, query_len), rng.integers(0, 60, (batch, key_len))),
-        "past_keys": rng.normal(size=past),
-        "past_values": rng.normal(size=past),
-    }
-    _, names, more = LAYERS[name]
-    given = {key: arrays[key] for key in ("queries", "keys", "values", *names)}
-    return torch.utils._pytree.tree_map(torch.tensor, given) | more
+    return torch.utils._pytree.tree_map(torch.tensor, arguments(name, sizes)) | LAYERS[name][2]
 
 
 def check(run, layer, name, sizes, atol=1e-12):
-    given = arguments(name, sizes)
+    given = given_to(name, sizes)
     found, wanted = (torch.utils._pytree.tree_leaves(one(**given)) for one in (run, layer))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=atol)
@@ -94,7 +61,7 @@ def test_a_compiled_program_is_one_for_every_size(name):
 @pytest.mark.nightly("exported programs take every size", but=("lengths",))
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_exported_program_takes_every_size(name):
-    layer, given = made(name), arguments(name, SIZES[0])
+    layer, given = made(name), given_to(name, SIZES[0])
     shapes = {one: SYMBOLS.get(one) for one in given}
     exported = torch.export.export(layer, (), given, dynamic_shapes=shapes).module()
     for sizes in SIZES:
@@ -107,7 +74,7 @@ def test_an_exported_program_takes_every_size(name):
 def test_an_exported_program_runs_in_onnxruntime(name, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    layer, given = made(name), arguments(name, SIZES[0])
+    layer, given = made(name), given_to(name, SIZES[0])
     shapes = {one: SYMBOLS.get(one) for one in given}
     # It rounds a number of Python, such as the scale, to float32 in a program of float64 too.
     torch.onnx.export(layer, (), tmp_path / "layer.onnx", kwargs=given, dynamic_shapes=shapes, dynamo=True)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from mha_core import SpecError, sinusoidal_positions
@@ -31,13 +30,3 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(SpecError, match="at most max_len=8 long. Got 9"):
         check_positions(9, 4, embed_dim=4, max_len=8)
     check_positions(None, None, embed_dim=4, max_len=8)
-
-
-def test_relative_positions_are_rotations():
-    """Why the encoding works: a shift by k multiplies each (sin, cos) pair by one rotation, whatever i is."""
-    table = sinusoidal_positions(40, 6)
-    for j in range(3):
-        frequency = 10000 ** (-2 * j / 6)
-        c, s = math.cos(5 * frequency), math.sin(5 * frequency)
-        rotated = table[:35, 2 * j : 2 * j + 2] @ np.array([[c, -s], [s, c]])
-        np.testing.assert_allclose(rotated, table[5:, 2 * j : 2 * j + 2], atol=1e-13)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_where_nothing_can_be_written_or_read_nothing_is_kept(tmp_path):
     path.mkdir()  # not even root can write to this name
     kept.put("key", b"data")
     assert kept.get("key") is None
+
+
+@pytest.mark.parametrize("step", ["pathlib.Path.write_bytes", "os.replace"])
+def test_on_a_full_disk_nothing_is_left_and_what_is_there_is_read(tmp_path, monkeypatch, step):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    Kept(tmp_path).put("there", b"data")
+    path = only_file(tmp_path)
+    monkeypatch.setattr(step, full)
+    Kept(tmp_path).put("key", b"data")
+    assert (Kept(tmp_path).get("there"), Kept(tmp_path).get("key")) == (b"data", None)
+    assert list(tmp_path.rglob("*.kept")) == [path]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mha_core import AttentionConfig, AttentionInputs, SpecError, init_weights
+from mha_core import AttentionConfig, SpecError, init_weights
 from mha_core.dtypes import round_to
 from mha_core.live.probe import PROBES, Reading, Words, check_reading
 from mha_core.reference import forward
@@ -75,22 +75,9 @@ def test_a_mask_that_is_forgotten_shows_and_none_that_a_layer_can_not_be_told(so
     weights, seen = weights_of("usual"), []
 
     def forgetful(inputs):
-        mask, given = inputs.mask, getattr(inputs.mask, source)
-        seen.append(mask)
-        return {
-            "output": reference.run(
-                CONFIG,
-                weights,
-                AttentionInputs(
-                    inputs.queries,
-                    inputs.keys,
-                    inputs.values,
-                    replace(
-                        mask, **{source: False if given is True else None} if source != "causal" else {"causal": False}
-                    ),
-                ),
-            ).output
-        }
+        seen.append(inputs.mask)
+        without = replace(inputs.mask, **{source: False if source == "causal" else None})
+        return {"output": reference.run(CONFIG, weights, replace(inputs, mask=without)).output}
 
     with pytest.raises(SpecError, match=f"{source}, output"):
         check_reading(Reading("Mine", CONFIG, weights, forgetful, "float64", EVERYTHING))

@@ -51,28 +51,24 @@ def test_what_can_not_be_removed_is_said(folder, monkeypatch):
     assert f"1 of 1 files in {folder} could not be removed" in result.output
 
 
-def test_check_keeps_programs_unless_told_otherwise(folder, backend_names):
-    if "jax" not in backend_names:
-        pytest.skip("of the four, only JAX keeps programs")
-    check = "check", "--backend", "jax", "--case", "ragged-square", "--dtype", "float32", "--path", "compiled"
-    assert mha(*check, "--no-compile-cache").exit_code == 0
-    assert not folder.exists()
+CHECK = "check", "--backend", "jax", "--case", "ragged-square", "--dtype", "float32", "--path", "compiled"
 
 
-def test_check_keeps_programs(folder, backend_names):
+# A program is one file, and where it is found before it is traced another.
+@pytest.mark.parametrize(("options", "kept"), [((), 2), (("--no-compile-cache",), 0)])
+def test_check_keeps_programs_unless_told_otherwise(folder, backend_names, options, kept):
     if "jax" not in backend_names:
         pytest.skip("of the four, only JAX keeps programs")
-    check = "check", "--backend", "jax", "--case", "ragged-square", "--dtype", "float32", "--path", "compiled"
-    assert mha(*check).exit_code == 0
-    assert len(list(pieces(folder / "jax"))) == 2  # the program, and where it is found before it is traced
+    assert mha(*CHECK, *options).exit_code == 0
+    assert folder.exists() == bool(kept)
+    assert len(list(pieces(folder / "jax"))) == kept
 
 
 @pytest.mark.nightly("kept programs harm nobody")
 def test_neither_a_full_disk_nor_another_writer_changes_a_verdict(tmp_path, backend_names):
     if "jax" not in backend_names:
         pytest.skip("of the four, only JAX keeps programs")
-    check = "check", "--backend", "jax", "--case", "ragged-square", "--dtype", "float32", "--path", "compiled"
-    command = [sys.executable, "-c", "from mha.cli.main import run; run()", *check]
+    command = [sys.executable, "-c", "from mha.cli.main import run; run()", *CHECK]
 
     def start(folder, largest=resource.RLIM_INFINITY):
         told = {"MHA_COMPILE_CACHE": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -14,6 +14,7 @@ from conformance.reports.brief import Brief, Cause
 from conformance.reports.text import WHY_FLOAT64
 from mha.cli.main import main
 from mha.cli.suite.screen import SCREEN, _in_rows
+from tests.mha.cli.test_screen import flat
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and the command line
 
@@ -24,84 +25,61 @@ import numpy as np
 from mha_core import Trace, reference
 
 
-def layer(weights, queries, keys, values, mask, *, num_heads, padding, scale=None, dtype=None):
-    def heads(x, name):
-        x = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
-        return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
-
-    keys, values = (np.where(padding[:, :, None], 0, x) for x in (keys, values))
-    q, k, v = heads(queries, "q_proj"), heads(keys, "k_proj"), heads(values, "v_proj")
-    scores = np.where(mask, q @ k.swapaxes(2, 3) * (scale or q.shape[-1] ** -0.5), -1e30)
-    exp = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30)) * mask
-    total = exp.sum(axis=-1, keepdims=True)
-    merged = (exp / np.where(total == 0, 1, total) @ v).swapaxes(1, 2)
-    merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
-    return (merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0)).astype(dtype or queries.dtype)
-
-
-def right(weights, queries, keys, values, mask, *, num_heads, padding):
-    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
-
-
-def wide(weights, queries, keys, values, mask, *, num_heads, padding):
-    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, dtype="float64")
-
-
-def wide_and_wrong(weights, queries, keys, values, mask, *, num_heads, padding):
-    return 1.5 * wide(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
-
-
-def input_width(weights, queries, keys, values, mask, *, num_heads, padding):
-    scale = queries.shape[-1] ** -0.5
-    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, scale=scale)
-
-
-def interleaved(weights, queries, keys, values, mask, *, num_heads, padding):
-    def turned(array):
-        return array.reshape(-1, num_heads, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
-
-    weights = {name: array if "out" in name else turned(array) for name, array in weights.items()}
-    weights["out_proj.weight"] = turned(weights["out_proj.weight"].T).T
-    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
-
-
-def finite(weights, queries, keys, values, mask, *, num_heads, padding, fill):
+def layer(weights, queries, keys, values, mask, num_heads, padding, scale=None, dtype=None, fill=None):
     def heads(x, name):
         x = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", x.dtype.type(0))
         return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
 
     keys, values = (np.where(padding[:, :, None], x.dtype.type(0), x) for x in (keys, values))
     q, k, v = heads(queries, "q_proj"), heads(keys, "k_proj"), heads(values, "v_proj")
-    scores = fill(q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5, mask)
-    exp = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    merged = (exp / exp.sum(axis=-1, keepdims=True) @ v).swapaxes(1, 2)
+    scores = q @ k.swapaxes(2, 3) * (scale or q.shape[-1] ** -0.5)
+    scores = np.where(mask, scores, -1e30) if fill is None else fill(scores, mask)
+    exp = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30)) * (mask if fill is None else 1)
+    total = exp.sum(axis=-1, keepdims=True)
+    merged = (exp / np.where(total == 0, 1, total) @ v).swapaxes(1, 2)
     merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
-    return merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", queries.dtype.type(0))
+    output = merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", queries.dtype.type(0))
+    return output.astype(dtype or queries.dtype)
 
 
-def added(weights, queries, keys, values, mask, *, num_heads, padding):
-    def fill(scores, mask):
-        return scores + (1 - mask).astype(scores.dtype) * -1e9
+def variant(change=lambda given: {}, **settings):
+    # The layer with these settings, and with other arguments: those that `change` makes of what is given.
+    def subject(weights, queries, keys, values, mask, *, num_heads, padding):
+        given = {"weights": weights, "queries": queries, "keys": keys, "values": values, "mask": mask}
+        given |= {"num_heads": num_heads, "padding": padding}
+        return layer(**{**given, **settings, **change(given)})
 
-    return finite(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, fill=fill)
-
-
-def filled(weights, queries, keys, values, mask, *, num_heads, padding):
-    def fill(scores, mask):
-        return np.where(mask, scores, scores.dtype.type(-1e9))
-
-    return finite(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, fill=fill)
+    return subject
 
 
-def half(weights, queries, keys, values, mask, *, num_heads, padding):
-    weights = {name: array.astype("float16").astype(array.dtype) for name, array in weights.items()}
-    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+def with_heads_inside(given):
+    def turned(array):
+        return array.reshape(-1, given["num_heads"], *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+    weights = {name: array if "out" in name else turned(array) for name, array in given["weights"].items()}
+    return {"weights": {**weights, "out_proj.weight": turned(weights["out_proj.weight"].T).T}}
 
 
-def turned(weights, queries, keys, values, mask, *, num_heads, padding):
-    if padding.shape[0] == padding.shape[1]:
-        mask = (mask | padding[:, None, None, :]) & ~padding.T[:, None, None, :]
-    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+def with_padding_turned(given):
+    padding = given["padding"]
+    if padding.shape[0] != padding.shape[1]:
+        return {}
+    return {"mask": (given["mask"] | padding[:, None, None, :]) & ~padding.T[:, None, None, :]}
+
+
+def in_float16(given):
+    return {"weights": {name: array.astype("float16").astype(array.dtype) for name, array in given["weights"].items()}}
+
+
+right = variant()
+wide = variant(dtype="float64")
+wide.compiled = wide_and_wrong = variant(lambda given: {"values": 1.5 * given["values"]}, dtype="float64")
+input_width = variant(lambda given: {"scale": given["queries"].shape[-1] ** -0.5})
+interleaved = variant(with_heads_inside)
+added = variant(fill=lambda scores, mask: scores + (1 - mask).astype(scores.dtype) * -1e9)
+filled = variant(fill=lambda scores, mask: np.where(mask, scores, scores.dtype.type(-1e9)))
+half = variant(in_float16)
+turned = variant(with_padding_turned)
 
 
 def raises(weights, queries, keys, values, mask, *, num_heads):
@@ -110,9 +88,6 @@ def raises(weights, queries, keys, values, mask, *, num_heads):
 
 def short(weights, queries, keys, values, mask, *, num_heads):
     return queries[:, :1]
-
-
-wide.compiled = wide_and_wrong
 
 
 class Kept:
@@ -162,10 +137,6 @@ def said(*arguments: str, columns: int = 80) -> tuple[int, str]:
     assert columns < 80 or taken <= SCREEN, ended.stdout
     assert "Traceback" not in ended.output
     return ended.exit_code, ended.stdout
-
-
-def flat(text: str) -> str:
-    return re.sub(r"\s+", " ", text)
 
 
 FEW = [part for id in ("prime", "causal", "valid-lens", "no-bias", "one-query") for part in ("-c", id)]

@@ -32,6 +32,19 @@ def said(results: list[Result], told: Brief | None = None) -> str:
     return flat("\n".join(about(results, told, None, 80)))
 
 
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The name of a module in the current folder, which is not there yet."""
+    monkeypatch.chdir(tmp_path)
+    return f"own_{tmp_path.name}"
+
+
+def checked(subject: str, *arguments: str) -> str:
+    """What the first screen of `mha check` says of a subject."""
+    given = ["check", "--subject", subject, *arguments, "--workers", "0"]
+    return CliRunner(env={"COLUMNS": "80"}).invoke(main, given).stdout
+
+
 def failed(*messages: str) -> list[Result]:
     return [Result(f"case-{at}", "mine", "float64", "cpu", "failed", message=one) for at, one in enumerate(messages)]
 
@@ -194,41 +207,31 @@ def test_of_what_is_written_into_the_call_that_tells_most_is_said():
     assert "Did not run: wrote into its inputs: queries, in case-0, case-1" in text
 
 
-def test_one_array_that_is_written_into_is_told_to_be_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = f"writes_{tmp_path.name}"
-    Path(f"{name}.py").write_text(
+def test_one_array_that_is_written_into_is_told_to_be_one(own):
+    Path(f"{own}.py").write_text(
         "def f(weights, queries, keys, values, mask, *, num_heads):\n    queries *= 2\n    return queries\n"
     )
     for case, words in (("square-self-attention", "queries, keys, values (one array here)"), ("prime", "queries")):
-        ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", "-c", case, "-d", "float64", "--workers", "0"])
-        assert f"wrote into its inputs: {words} ({name}.py:2 in f), in {case}" in flat(ended.stdout)
+        text = flat(checked(f"{own}:f", "-c", case, "-d", "float64"))
+        assert f"wrote into its inputs: {words} ({own}.py:2 in f), in {case}" in text
 
 
-def test_items_that_are_assigned_to_are_to_be_copied_first(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = f"assigns_{tmp_path.name}"
-    Path(f"{name}.py").write_text(
+def test_items_that_are_assigned_to_are_to_be_copied_first(own):
+    Path(f"{own}.py").write_text(
         "def items(weights, queries, keys, values, mask, *, num_heads):\n    keys[:, 0] = 0\n    return queries\n"
         "def whole(weights, queries, keys, values, mask, *, num_heads):\n    keys *= 0\n    return queries\n"
     )
     for function, words in (("items", "Copy it first: keys = keys.copy()."), ("whole", "Write x = x * y, not x *= y:")):
-        ended = CliRunner().invoke(
-            main, ["check", "-s", f"{name}:{function}", "-c", "prime", "-d", "float64", "--workers", "0"]
-        )
-        assert words in ended.stdout
+        assert words in checked(f"{own}:{function}", "-c", "prime", "-d", "float64")
 
 
-def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = f"linear_{tmp_path.name}"
-    Path(f"{name}.py").write_text(
+def test_what_gives_no_attention_is_told_so(own):
+    Path(f"{own}.py").write_text(
         "def f(weights, queries, keys, values, mask, *, num_heads):\n"
         "    return queries @ weights['q_proj.weight'].T @ weights['out_proj.weight'].T\n"
     )
     cases = [part for one in ("square-widths", "square-self-attention", "square-causal") for part in ("-c", one)]
-    ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", *cases, "-d", "float64", "--workers", "0"])
-    text = flat(ended.stdout)
+    text = flat(checked(f"{own}:f", *cases, "-d", "float64"))
     assert "Other keys and values give the same output: no attention over them is computed." in text
     assert NO_CAUSE not in text
     assert "Next: " not in text
@@ -263,3 +266,65 @@ def test_how_two_readings_end_is_said_once():
     assert Cause("keys", what).lines() == [f"keys: {once}"]
     other = what.replace("Some are wrong: a NaN", "Some are wrong: an infinity")
     assert Cause("keys", other).lines() == [f"keys: {other}"]
+
+
+# What to declare, and what most often is the cause of an error --------------------------------------------------
+
+FEW = ("-c", "prime", "-c", "causal")
+
+
+def test_a_maximum_over_no_keys_is_to_have_a_start(own):
+    Path(f"{own}.py").write_text(
+        "import numpy as np\n\n\ndef highest(weights, queries, keys, values, mask, *, num_heads):\n"
+        "    return np.ones(keys.shape).max(axis=1)\n"
+    )
+    text = flat(checked(f"{own}:highest", "-c", "no-keys", "-c", "square-causal"))
+    assert "A call may have no keys, and they no maximum: give it a start, as in x.max(axis=-1, initial=-np" in text
+
+
+def test_what_an_object_does_not_declare_is_named_where_cases_are_not_judged(own):
+    Path(f"{own}.py").write_text(
+        "from mha_core.subject import Capabilities\n\n\nclass Own:\n    capabilities = Capabilities('query_dim')\n\n"
+        "    def prepare(self, config, weights): ...\n"
+    )
+    text = checked(f"{own}:Own", "-c", "gr*", "-d", "float64")
+    assert "\nNot judged without the capabilities head_dim (1), value_head_dim (1) and " in text
+    Path(f"{own}_2.py").write_text(
+        "from mha_core.subject import EVERYTHING\nclass Own:\n    capabilities = EVERYTHING.but(without=['rotary'])\n\n"
+        "    def prepare(self, config, weights): ...\n"
+    )
+    alone = checked(f"{own}_2:Own", "-c", "rotary", "-d", "float64")
+    assert "\nNot judged without the capability rotary (1)\n" in alone
+    assert 'No case was asked. What would have it asked the others stands below, at "Not judged"' in flat(text)
+
+
+def test_an_object_of_other_arguments_is_told_how_it_is_called(own):
+    Path(f"{own}.py").write_text(
+        "class Alone:\n    def prepare(self, config): ...\n\n\nclass Four:\n    def prepare(self, config, weights):\n"
+        "        def run(queries, keys, values, mask): ...\n        return run\n\n\n"
+        "class Named(Four):\n    capabilities = {'grouped'}\n"
+    )
+    text = checked(f"{own}:Alone", *FEW)
+    assert "It is called as prepare(config, weights), and returns a function run(inputs)." in flat(text)
+    assert "declares no" not in text  # that is not why
+    text = checked(f"{own}:Four", *FEW)
+    assert "It is called as run(inputs), with inputs.queries, .keys, .values and .mask." in flat(text)
+    result = CliRunner().invoke(main, ["check", "--subject", f"{own}:Named", *FEW])
+    assert result.exit_code == 2
+    assert "such as Capabilities('query_dim', 'grouped'). Got {'grouped'}." in result.output
+
+
+def test_a_module_that_is_a_program_is_told_where_that_belongs(own):
+    Path(f"{own}.py").write_text("raise SystemExit(2)\n")
+    result = CliRunner().invoke(main, ["check", "--subject", f"{own}:attention", *FEW])
+    assert result.exit_code == 2
+    assert "raised SystemExit: 2" in result.output
+    assert "what it does as a program belongs below `if __name__ == '__main__':`" in result.output
+
+
+def test_an_output_of_another_width_is_told_what_its_width_is(own):
+    Path(f"{own}.py").write_text(
+        "def narrow(weights, queries, keys, values, mask, *, num_heads):\n    return queries[..., :1]\n"
+    )
+    text = flat(checked(f"{own}:narrow", *FEW))
+    assert "Its width is that of the output projection: heads @ out_proj.weight.T + out_proj.bias." in text

@@ -15,17 +15,12 @@ import transformers as hf
 SIZES = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = {**SIZES, "vocab_size": 41, "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 32}
 DECODER |= {"pad_token_id": 0, "eos_token_id": 1}
-SIDES = {"layers": 1, "attention_heads": 4, "ffn_dim": 20}
-PAIR = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDES.items()}
-PAIR |= {"d_model": 24, "vocab_size": 41, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-PAIR |= {"decoder_start_token_id": 1}
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 10, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6}
 DEEPSEEK = {**DECODER, **LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 2, "head_dim": 4}
 WINDOW = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 GEMMA = {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 10}
 T5 = {"d_model": 24, "d_kv": 6, "d_ff": 18, "num_layers": 2, "num_heads": 4, "vocab_size": 41}
-SOUND = {"num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 16}
 
 MODELS: dict[str, tuple[type, Any]] = {
     "llama": (hf.LlamaForCausalLM, lambda: hf.LlamaConfig(**DECODER)),
@@ -36,12 +31,7 @@ MODELS: dict[str, tuple[type, Any]] = {
     "diffllama": (hf.DiffLlamaForCausalLM, lambda: hf.DiffLlamaConfig(**DECODER)),
     "deepseek_v3": (hf.DeepseekV3ForCausalLM, lambda: hf.DeepseekV3Config(**DEEPSEEK)),
     "t5": (hf.T5EncoderModel, lambda: hf.T5Config(**T5)),
-    "bert": (hf.BertModel, lambda: hf.BertConfig(**SIZES, vocab_size=41, max_position_embeddings=32)),
-    "vit": (hf.ViTModel, lambda: hf.ViTConfig(**SIZES, image_size=12, patch_size=4)),
-    "bart": (hf.BartModel, lambda: hf.BartConfig(**PAIR, max_position_embeddings=32)),
-    "whisper": (hf.WhisperModel, lambda: hf.WhisperConfig(**PAIR, **SOUND)),
 }
-PAIRS = ("bart", "whisper")
 
 
 def model_of(family: str, implementation: str = "eager", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -59,22 +49,14 @@ def model_of(family: str, implementation: str = "eager", dtype: torch.dtype = to
     return model
 
 
-def inputs_of(family: str, left: bool = False) -> dict[str, torch.Tensor]:
+def inputs_of(left: bool = False) -> dict[str, torch.Tensor]:
     """Two items, one of them padded: on the right, or on the left, where a padded query sees no key."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        ids, others = torch.randint(3, 41, (2, 7)), torch.randint(3, 41, (2, 6))
-        features, image = torch.randn(2, 8, 12), torch.randn(2, 3, 12, 12)
+        ids = torch.randint(3, 41, (2, 7))
     mask = torch.ones_like(ids)
     mask[1, slice(0, 2) if left else slice(5, 7)] = 0
-    if family == "vit":
-        return {"pixel_values": image}
-    given = {"input_features": features} if family == "whisper" else {"input_ids": ids * mask, "attention_mask": mask}
-    if family not in PAIRS:
-        return given
-    kept = torch.ones_like(others)
-    kept[0, 4:] = 0
-    return {**given, "decoder_input_ids": others * kept, "decoder_attention_mask": kept}
+    return {"input_ids": ids * mask, "attention_mask": mask}
 
 
 class Steps(torch.nn.Module):
@@ -139,32 +121,20 @@ def line(*edits: str) -> Callable[[torch.nn.Module, str], Any]:
     return planted
 
 
-def function(*edits: str, whole: Callable[..., Any] | None = None) -> Callable[[torch.nn.Module, str], Any]:
-    """A change of the attention function, where the target calls it; or another function."""
+def function(*edits: str) -> Callable[[torch.nn.Module, str], Any]:
+    """A change of the attention function, where the target calls it."""
 
     @contextmanager
     def planted(model: torch.nn.Module, target: str) -> Iterator[None]:
         module = model.get_submodule(target)
         modeling = modeling_of(module)
         own = modeling.eager_attention_forward
-        wrong = whole or edited(own, modeling, edits)
+        wrong = edited(own, modeling, edits)
 
         def eager_attention_forward(caller: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
             return (wrong if caller is module else own)(caller, *arguments, **options)
 
         with mock.patch.object(modeling, "eager_attention_forward", eager_attention_forward):
-            yield
-
-    return planted
-
-
-def made_by(name: str, change: Callable[[Callable[..., Any]], Any]) -> Callable[[torch.nn.Module, str], Any]:
-    """A change of a function that the file of the target calls by that name, such as one that makes masks."""
-
-    @contextmanager
-    def planted(model: torch.nn.Module, target: str) -> Iterator[None]:
-        modeling = modeling_of(model.get_submodule(target))
-        with mock.patch.object(modeling, name, change(getattr(modeling, name))):
             yield
 
     return planted
@@ -180,79 +150,3 @@ def setting(change: Callable[[Any], Any]) -> Callable[[torch.nn.Module, str], An
         yield
 
     return planted
-
-
-def with_window(own: Callable[..., Any]) -> Callable[..., Any]:
-    def made(config: Any, **given: Any) -> Any:
-        with mock.patch.object(config, "sliding_window", config.sliding_window + 1):
-            return own(config=config, **given)
-
-    return made
-
-
-def of_another(own: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **given: own(*args, **given).flip(0)
-
-
-def other_base(rotary: Any, base: float = 1000.0) -> None:
-    size = 2 * rotary.inv_freq.numel()
-    rotary.inv_freq.copy_(base ** (-torch.arange(0, size, 2).float() / size))
-
-
-def own_formula(module, query, key, value, attention_mask, scaling=None, softcap=None, **options):
-    """A softmax by exponentials and a quotient; the scale is in the queries, the groups in one product."""
-    batch, heads, length, size = query.shape
-    groups = key.shape[1]
-    queries = (query * (size**-0.5 if scaling is None else scaling)).view(batch, groups, heads // groups, length, size)
-    scores = torch.einsum("bgrqd,bgkd->bgrqk", queries, key).flatten(1, 2)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if (bias := options.get("position_bias")) is not None:
-        scores = scores + bias
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    largest = scores.amax(-1, keepdim=True)
-    if (sinks := options.get("s_aux")) is not None:
-        largest = torch.maximum(largest, sinks.view(1, -1, 1, 1))
-    powers = torch.exp(scores - largest)
-    total = powers.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + torch.exp(sinks.view(1, -1, 1, 1) - largest)
-    weights = powers / total
-    values = value.repeat_interleave(heads // groups, dim=1)
-    return torch.einsum("bhqk,bhkd->bqhd", weights, values), weights
-
-
-def in_blocks(module, query, key, value, attention_mask, scaling=None, **options):
-    """An online softmax over blocks of two keys."""
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    largest = torch.full((*query.shape[:3], 1), -torch.inf)
-    total, summed = torch.zeros_like(largest), torch.zeros((*query.shape[:3], value.shape[-1]))
-    for start in range(0, key.shape[2], 2):
-        block = slice(start, start + 2)
-        scores = query @ key[:, :, block].mT * scaling
-        if attention_mask is not None:
-            scores = scores + attention_mask[..., block]
-        higher = torch.maximum(largest, scores.amax(-1, keepdim=True))
-        powers, factor = torch.exp(scores - higher), torch.exp(largest - higher)
-        total, summed = total * factor + powers.sum(-1, keepdim=True), summed * factor + powers @ value[:, :, block]
-        largest = higher
-    return (summed / total).transpose(1, 2), None
-
-
-def of_library(module, query, key, value, attention_mask, scaling=None, **options):
-    """scaled_dot_product_attention with a mask of True and False."""
-    allowed = None if attention_mask is None else attention_mask == 0
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    if allowed is not None:
-        allowed = allowed | ~allowed.any(-1, keepdim=True)
-    given = {"attn_mask": allowed, "scale": scaling}
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, **given).transpose(1, 2), None
-
-
-def in_float64(module, query, key, value, attention_mask, **options):
-    wide = (None if one is None else one.double() for one in (query, key, value, attention_mask))
-    return own_formula(module, *wide, **options)[0].to(query.dtype), None

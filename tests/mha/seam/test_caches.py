@@ -22,7 +22,7 @@ def recorded(path, plant=None, target=LLAMA):
     with (plant or setting(lambda module: None))(model, target), torch.no_grad():
         whole = Steps(model)
         with mha.capture(whole, path):
-            whole(**inputs_of("gpt_oss"))
+            whole(**inputs_of())
     return path
 
 

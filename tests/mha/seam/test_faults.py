@@ -1,4 +1,4 @@
-"""Faults planted around attention functions, of those that `tests.mha.seam.faults` runs: what is said of them."""
+"""Faults planted around attention functions: what is said of them."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def in_steps(tmp_path, family, plant, target):
     with plant(model, target), torch.no_grad():
         whole = Steps(model)
         with mha.capture(whole, tmp_path / "port.safetensors", modules=True):
-            whole(**inputs_of(family))
+            whole(**inputs_of())
     return {one.name: one for one in mha.where(Steps(original), tmp_path / "port.safetensors").results}
 
 

@@ -23,7 +23,7 @@ from tests.mha.seam.planting import function, inputs_of, model_of  # noqa: E402
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
 LAYERS = ("model.layers.0.self_attn", "model.layers.1.self_attn")
-BATCH = inputs_of("llama", left=True)
+BATCH = inputs_of(left=True)
 
 
 def outputs_of(model, **more):
