@@ -1,7 +1,5 @@
 """What tests of several folders share; and `pytest --cost FILE`, which says how much processor time each test takes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path

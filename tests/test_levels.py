@@ -1,7 +1,5 @@
 """What runs by day and what is nightly, as `conftest.py` decides it for a file of tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

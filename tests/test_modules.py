@@ -1,7 +1,5 @@
 """Every module can be imported, also one without an example or a test of its own."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

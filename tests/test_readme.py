@@ -1,7 +1,5 @@
 """What README and the pages beside it show is true: examples run, commands are what CI runs, tables match the code."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

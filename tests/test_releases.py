@@ -1,7 +1,5 @@
 """What is left out on the newest releases is left out because a release is the same there, and this says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers and calls of every form, for programs that are made once and run with other sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 WIDTH, HEADS, GROUPS = 24, 4, 2

@@ -3,8 +3,6 @@
 Each framework's test plants them into a subclass of its layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a call takes (docs/layers.md): the same from all backends and the reference, refused in the same words."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

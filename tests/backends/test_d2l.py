@@ -1,7 +1,5 @@
 """The examples that this project grew out of, one test each, in every backend where they apply."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

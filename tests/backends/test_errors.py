@@ -1,7 +1,5 @@
 """Bad calls get the same SpecError from all four backends, with the framework's own arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Importing and running a backend leaves the process as it was; what MXNet needs of NumPy: mxnet/test_idioms.py."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

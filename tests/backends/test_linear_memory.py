@@ -1,7 +1,5 @@
 """Without weights no array of Lq x Lk is made, forward or backward: of no dtype, and for no mask."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Frameworks' own layers: canonical weights go in and come out to the bit, and what a layer can't hold is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Every case on every backend, staged and in blocks; and half precision where a backend has it."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.cases.table import all_cases, select

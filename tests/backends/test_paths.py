@@ -1,7 +1,5 @@
 """Every path of a backend gives the same numbers: eager, compiled or fast, in training or not, with weights or not."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shared weights in and out of every framework, exact to the bit."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

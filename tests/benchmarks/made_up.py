@@ -1,7 +1,5 @@
 """A framework in NumPy, whose contestants may be wrong, unable, or the end of their process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

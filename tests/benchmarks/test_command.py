@@ -1,7 +1,5 @@
 """`python -m benchmarks`: what it refuses before it works, one small measurement, and an interrupted one."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Time and memory: the order of calls, how many, and a known allocation."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """What is measured, and what its right answer is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One task: who takes part, who is refused, who ends the process; and the contestants of each framework."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Without Chromium these tests are skipped on somebody's own machine; in CI, or with MHA_BROWSER set, they fail.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

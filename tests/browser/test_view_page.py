@@ -1,7 +1,5 @@
 """The page of `mha view` as a browser shows it: what it says is what NumPy says, by pointer and by keys."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

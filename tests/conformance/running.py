@@ -1,7 +1,5 @@
 """Every case on every subject, in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from conformance.cases.sequence import Asked

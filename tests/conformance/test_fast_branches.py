@@ -1,7 +1,5 @@
 """The cases that the path "fast" is asked in float64 by default take every branch that some case takes there."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What a run asks by default, what it leaves to `--all`, and that it says so."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.bounds.precision import Precision

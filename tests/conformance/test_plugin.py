@@ -1,7 +1,5 @@
 """The pytest plugin, as somebody else's repository uses it: pytest in a process of its own, in another folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The runner, and that the suite names the right stage for deliberate mistakes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

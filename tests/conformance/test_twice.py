@@ -1,7 +1,5 @@
 """The same bits again: in one process and in a fresh one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The contract: what is refused, and how a backend that can't be used explains itself."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Importing the core, or asking the command for help, imports no framework."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import cache

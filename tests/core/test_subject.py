@@ -1,7 +1,5 @@
 """What native layers share: what a call has gradients of, masks as lengths, and layers of one width."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

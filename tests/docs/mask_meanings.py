@@ -4,8 +4,6 @@ One head, queries of zeros, values that are the unit vectors, projections that c
 may attend to gets the same weight, and the output is the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The site as a browser shows it from disk: narrow and wide, light and dark, with scripts and without."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

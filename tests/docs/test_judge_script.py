@@ -1,7 +1,5 @@
 """A page has the script that judges once, and a second load of it changes nothing."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Exercises are judged on the page of a lesson, by Pyodide, with the words of `mha learn`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

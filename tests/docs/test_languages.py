@@ -1,7 +1,5 @@
 """The first pages are there in other languages: the English code, figures and exercises, with paragraphs translated."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """The page of five dialects: its rows, its numbers, and how it is read."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from html import unescape

@@ -1,7 +1,5 @@
 """What a mask means to the frameworks' own layers is as docs/masks.md says."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.docs import mask_meanings

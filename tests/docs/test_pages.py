@@ -1,7 +1,5 @@
 """What pages show is what the code and the tables have: mistakes, deviations, numbers."""
 
-from __future__ import annotations
-
 import html
 import re
 from importlib import import_module

@@ -1,7 +1,5 @@
 """docs/phrasebook.md: its statements are those of the sources, and every call of a framework in them is there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The site is whole: every page stands in it, nothing on it asks another host, and it is built alike each time."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from pathlib import Path

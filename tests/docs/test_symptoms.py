@@ -1,7 +1,5 @@
 """What SKILL.md and the page by symptom show is what their commands print, run step for step in an empty folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

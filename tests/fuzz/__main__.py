@@ -1,7 +1,5 @@
 """The command: python -m tests.fuzz."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -4,8 +4,6 @@ A kind is a function of (the right array, or None where the call has none; a gen
 instead. It is given to the reference and to all backends alike; `Own` marks what each is to get as its own array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A sample of the random calls; and what is wrong with one is seen."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """A sample of `python -m tests.fuzz files`, here in this process; and what judges it, judged."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.damage import Damaged

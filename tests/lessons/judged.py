@@ -1,7 +1,5 @@
 """The calls that a lesson hands out are judged as any subject's are: each stage lies within its computed bound."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

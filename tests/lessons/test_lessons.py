@@ -1,7 +1,5 @@
 """The lessons run in every framework, print what the pages show, and give the reference's numbers."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

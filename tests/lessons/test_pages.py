@@ -1,7 +1,5 @@
 """What stands on the pages of the lessons, and in the notebooks, is made from the lessons."""
 
-from __future__ import annotations
-
 import linecache
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The plain edition is the definition, in five dialects with the same steps, and every file of it stands alone."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """The experiment of lesson 11 on a trained model: its measures, its cut, and what its page shows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The files that `mha check --new` writes are equal as they are; what is not written is said in one line."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """A backend of another package: what `pip install ./examples/fifth_backend` would add, in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

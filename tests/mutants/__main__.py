@@ -9,8 +9,6 @@ more than `LIMIT` seconds of processor time. `results.json` beside this file say
 is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import importlib

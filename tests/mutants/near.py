@@ -1,7 +1,5 @@
 """Which tests are run for a mutant: those nearest to its module first, then wider ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 WIDER = {

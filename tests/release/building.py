@@ -1,7 +1,5 @@
 """The two files of a release, built of this folder in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

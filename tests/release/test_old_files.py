@@ -3,8 +3,6 @@
 A torch.nn.MultiheadAttention(8, 2) between a norm and a linear layer was called once on (2, 3, 8), in float32.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

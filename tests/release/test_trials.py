@@ -1,7 +1,5 @@
 """The wheel in new environments: a registry has to be there, for NumPy and what else it needs."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

@@ -1,7 +1,5 @@
 """The files that are installed: what they hold, and that every name in them leads somewhere."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import hashlib

@@ -3,8 +3,6 @@
 Each Python gets a new environment with NumPy and without a framework, and a folder that is not the clone's.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

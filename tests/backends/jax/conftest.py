@@ -1,7 +1,5 @@
 """The layer that the tests of this folder call."""
 
-from __future__ import annotations
-
 import pytest
 
 from backends.jax import from_weights

@@ -1,7 +1,5 @@
 """A layer's config and weights, inputs and masks to call it with, and the random numbers of its dropout."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -4,8 +4,6 @@ Each returns a sentence of what was seen, or None if it does not happen in the v
 table `deviations.toml` beside this names them.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a JAX user expects of dtypes, with x64 and without, and of global state."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

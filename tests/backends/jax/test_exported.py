@@ -1,7 +1,5 @@
 """Programs that `jax.export` makes once, with symbols for batch and lengths; and layers of a subclass."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers of JAX that are right in short calls and wrong in long ones are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("jax", reason="belongs to the extra jax")

@@ -1,7 +1,5 @@
 """The fast path of the JAX layers: block by block what the stages are, in every transformation, in less memory."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import flax.linen as nn

@@ -1,7 +1,5 @@
 """What a JAX user expects of gradients where nothing is attended to, and of dropout."""
 
-from __future__ import annotations
-
 import flax.serialization
 import jax
 import jax.numpy as jnp

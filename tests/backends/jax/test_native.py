@@ -1,7 +1,5 @@
 """Flax's own attention layers: to canonical weights and back, and a live one that computes something else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What a Flax user expects of parameters and of weights that go in and out, and which calls are refused."""
 
-from __future__ import annotations
-
 import flax.serialization
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The probes of deviations in JAX and Flax: each sees what it is for, and nothing in what follows the definition."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("jax", reason="belongs to the extra jax")

@@ -1,7 +1,5 @@
 """Compiled programs that are kept: the same bits, made anew where anything of them is wrong."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

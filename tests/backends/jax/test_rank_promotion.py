@@ -1,7 +1,5 @@
 """The layers work where the user has JAX refuse arrays of different ranks: that is about the user's own code."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Flax's own attention layers as subjects: what each is told, what it follows, and what it can't be told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

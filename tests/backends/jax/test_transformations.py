@@ -1,7 +1,5 @@
 """What a JAX user expects of the layers under jit, vmap, checkpoint and inside other modules."""
 
-from __future__ import annotations
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The MXNet layer's fast path: what it holds, what it leaves out, and what autograd asks of it."""
 
-from __future__ import annotations
-
 import weakref
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What a user of Gluon expects of the MXNet layers, and what MXNet alone would get wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """MXNet's own layers: their weights to the bit both ways, how a mask is told to them, and what they do otherwise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a user of Gluon expects of rotary positions and query-key norm, and what MXNet alone would get wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

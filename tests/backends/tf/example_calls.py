@@ -1,7 +1,5 @@
 """A layer's config and weights, and inputs and masks to call it with."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

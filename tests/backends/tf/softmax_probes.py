@@ -3,8 +3,6 @@
 Each probe is called as one of `tests.backends.tf.probes`: it returns what was seen, or None if it does not happen.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

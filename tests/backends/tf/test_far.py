@@ -1,7 +1,5 @@
 """Layers of TensorFlow that are right in short calls and wrong in long ones are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

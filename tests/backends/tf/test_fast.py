@@ -1,7 +1,5 @@
 """The fast path of the TensorFlow backend: chunks, blocks and loops, what it holds and what it leaves out."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import keras

@@ -1,7 +1,5 @@
 """What a Keras user expects of the layers: configs, models, saving, masks that Keras carries along, and dtypes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

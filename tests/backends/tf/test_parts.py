@@ -1,7 +1,5 @@
 """What a TensorFlow user expects of rotary positions and query-key norm: tracing, models that are saved, policies."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The probes of Keras's deviations: each sees what it is for, and sees when it is gone."""
 
-from __future__ import annotations
-
 import inspect
 import random
 

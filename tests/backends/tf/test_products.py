@@ -1,7 +1,5 @@
 """Products in bfloat16, and when the fast path computes in it; and which scores it need not look at."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

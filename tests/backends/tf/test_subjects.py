@@ -1,7 +1,5 @@
 """Keras's own layers as subjects: what agrees with the reference, and what they have no words for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a TensorFlow user expects of the layers in a tf.function, compiled by XLA or not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

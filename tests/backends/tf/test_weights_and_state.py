@@ -1,7 +1,5 @@
 """What a TensorFlow user expects of a layer before its first call, and of the random numbers of its dropout."""
 
-from __future__ import annotations
-
 import random
 
 import keras

@@ -4,8 +4,6 @@ Each probe is called without arguments and does the thing on the installed versi
 seen, in a sentence with its numbers, or None if it does not happen (any more).
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

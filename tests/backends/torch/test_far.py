@@ -1,7 +1,5 @@
 """Layers of PyTorch that are right in short calls and wrong in long ones are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

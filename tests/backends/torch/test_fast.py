@@ -1,7 +1,5 @@
 """The fast path of PyTorch: which calls its fused kernel gets, whether blocks agree with the stages, what they hold."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

@@ -1,7 +1,5 @@
 """What a PyTorch user expects of a module."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """PyTorch's own layers: their weights to the bit both ways, and how a mask is told to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Each probe sees what it says on the installed PyTorch, and nothing in a layer that follows the definition."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs that are compiled or exported once, and run with other sizes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """PyTorch's own layers as subjects: every path judged, and what they do otherwise."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Counting equal digits, and products with numbers around the smallest normal one: faster ways, the same numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Every step of the reference has a bound under its own name, or a reason why it has none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`AllowedError.least`: nowhere above the allowed error, and enough for what is right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

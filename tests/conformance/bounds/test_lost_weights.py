@@ -1,7 +1,5 @@
 """A weight whose exponential is flushed to zero is within its bound; a larger weight that is lost is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

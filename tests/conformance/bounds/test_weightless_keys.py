@@ -1,7 +1,5 @@
 """Keys that weigh nothing, as a bias of finfo.min makes them, leave the bounds of what the others give as they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

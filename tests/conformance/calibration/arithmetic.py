@@ -5,8 +5,6 @@ the storage dtype by `store` after every operation. A product of two float16 or 
 a matrix product in `wide` is one with float32 accumulators.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

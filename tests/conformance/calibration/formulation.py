@@ -1,7 +1,5 @@
 """Multi-head attention in NumPy, in a dtype, by any choice of WAYS; it shares the rules of masks with the reference."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

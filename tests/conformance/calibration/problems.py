@@ -1,7 +1,5 @@
 """Random problems, with numbers whose errors are not independent: equal, cancelling, repeated, of one sign."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

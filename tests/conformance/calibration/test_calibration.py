@@ -1,7 +1,5 @@
 """The bounds accept every right way to compute a layer, and reject one that is imprecise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The case table, and that its builder refuses cases that would test nothing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

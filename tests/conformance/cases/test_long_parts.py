@@ -1,7 +1,5 @@
 """Faults of layers with rotary positions or a query-key norm in long calls are seen, and guesses from sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random cases: repeatable, replayable from their id, shrunk to small ones; and they find what is planted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

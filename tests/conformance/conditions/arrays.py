@@ -1,7 +1,5 @@
 """Words for conditions of arrays and their numbers, and of calls one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -1,8 +1,6 @@
 """Conditions of features, alone and together that a user's call could well be in."""
 
 # ruff: noqa: F403, F405
-from __future__ import annotations
-
 from tests.conformance.conditions.arrays import *
 from tests.conformance.conditions.words import *
 

@@ -1,8 +1,6 @@
 """Conditions of numbers that a user's call could well be in."""
 
 # ruff: noqa: F403, F405
-from __future__ import annotations
-
 import numpy as np
 
 from tests.conformance.conditions.arrays import *

@@ -1,8 +1,6 @@
 """Conditions of layers with rotary positions or a query-key norm: each beside what models have besides."""
 
 # ruff: noqa: F403, F405
-from __future__ import annotations
-
 from itertools import product
 
 from tests.conformance.conditions.arrays import *

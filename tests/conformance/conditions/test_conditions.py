@@ -4,8 +4,6 @@ The conditions were written from the documentation alone, by somebody who had no
 that it is asked, and which conditions that call is the first to meet.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The table of known deviations that the tests of this folder write."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A layer that deviates, an entry of a table that lists it, and what a case gives with such a table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A probe returns what it saw, in a sentence with its numbers, or None if the release does not do it (any more).
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from conformance.cases.table import select_asked

@@ -1,7 +1,5 @@
 """The commands and pytest with a table: `mha check` obeys it, `mha deviations` shows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The table is read strictly: a wrong entry is refused by file, entry and field, and the project's own is right."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

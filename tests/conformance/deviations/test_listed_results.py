@@ -1,7 +1,5 @@
 """Results are judged with the table: what is listed deviates as known, and what is not is a difference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

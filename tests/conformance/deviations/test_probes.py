@@ -1,7 +1,5 @@
 """What the tables say and no case can show: the installed release does it."""
 
-from __future__ import annotations
-
 import inspect
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Reports, in text, JSON and on the page, count what deviates as known apart from what is different."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where the tables of known deviations stand, and what they call a rule."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path

@@ -5,8 +5,6 @@ said of it is one word: "named", it explains all; "k of n", it explains most cas
 "closest", it is only listed; "silent", nothing is listed; "wrong", something else is named.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ from their descriptions (`bugs_in_other_code.py`), and sees whether they are sti
 differ: what stands in for an excluded score, what an empty row gives, whether padding is zeroed, what NaN becomes.
 """
 
-from __future__ import annotations
-
 from math import sqrt
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A sample of the benchmark of diagnosis: bugs in other people's code (`diagnosis_bench` runs all of them)."""
 
-from __future__ import annotations
-
 import importlib
 import time
 

@@ -1,7 +1,5 @@
 """Diagnosis: the right first answer for every bug of the zoo, and for most pairs, from what a subject shows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Runs of hypotheses in the cases: what can't be run there is no answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

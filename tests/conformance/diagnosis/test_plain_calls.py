@@ -1,7 +1,5 @@
 """A subject that is asked more than it can: what is wrong in plain calls is named, and the other calls are said."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

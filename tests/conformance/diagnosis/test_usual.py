@@ -1,7 +1,5 @@
 """Usual mistakes: a mask the wrong way round with each, a finite number, and NaN beside excluded keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

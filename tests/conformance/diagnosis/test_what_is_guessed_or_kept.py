@@ -1,7 +1,5 @@
 """Layers that guess axes from sizes, know one value of a setting, keep something, or round: what is said of each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from inspect import signature
 

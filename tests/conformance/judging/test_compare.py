@@ -1,7 +1,5 @@
 """The comparison and the tolerances: each check has something that must fail it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

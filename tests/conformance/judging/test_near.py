@@ -1,7 +1,5 @@
 """Near: a variant is found to be itself in any arithmetic, and told from others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

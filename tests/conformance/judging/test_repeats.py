@@ -1,7 +1,5 @@
 """A subject that is right when it is asked once, and not when it is asked again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

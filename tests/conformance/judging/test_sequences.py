@@ -1,7 +1,5 @@
 """A layer that keeps something is caught by a sequence of calls, and it is said what it keeps."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.cases.table import all_sequences, select

@@ -1,7 +1,5 @@
 """Answers that are kept: the same bits as computed anew, and computed anew where anything is wrong with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 The cases of one call show none of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

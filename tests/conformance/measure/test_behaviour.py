@@ -1,7 +1,5 @@
 """What is no function, keeps something, or computes in less precision is seen before any problem."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Families are what their sentences say: no two share an id, by which runs are kept, and each changes some call."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The first wrong step of layers whose faults nobody describes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What no bug on file gives is measured: a change at one place that gives every answer, in new calls too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

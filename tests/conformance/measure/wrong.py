@@ -1,7 +1,5 @@
 """Wrong layers of these tests, none of them on file, as subjects that show their output alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A report with everything in it: equal results, wrong numbers, NaN, wrong shapes, errors, and markup in names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

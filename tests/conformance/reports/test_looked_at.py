@@ -1,7 +1,5 @@
 """The verdict says what its calls looked at: computed from the cases that had an answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

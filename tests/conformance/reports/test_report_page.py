@@ -1,7 +1,5 @@
 """The report page as a browser shows it: narrow and wide, light and dark, on screen and alone on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The module that the tests of this folder write their subjects into."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

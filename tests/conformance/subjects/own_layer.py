@@ -1,7 +1,5 @@
 """A module of somebody's own: what each test writes its subject into, and how that subject is judged."""
 
-from __future__ import annotations
-
 from conformance.cases.table import select
 from conformance.runner import run_case
 from conformance.subjects.load import load_subject

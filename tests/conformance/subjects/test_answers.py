@@ -1,7 +1,5 @@
 """What a subject answers: each mistake gives one clear line, and nothing is shared between subject and suite."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

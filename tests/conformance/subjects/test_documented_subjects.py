@@ -1,7 +1,5 @@
 """The examples of subjects, and the code in docs/subjects.md, are right."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A new row of FEATURES is all that a feature needs to be asked for, refused and told, wherever that happens."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """A subject whose answers, errors, words or names are out to end the run: it fails its own case, and no other."""
 
-from __future__ import annotations
-
 import io
 import sys
 

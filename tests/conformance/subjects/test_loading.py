@@ -1,7 +1,5 @@
 """Somebody's own layer as a subject: in which forms it is found, and one clear line for a spec that is wrong."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a subject's function is given, and what it can't be told."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 

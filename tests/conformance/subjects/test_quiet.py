@@ -1,7 +1,5 @@
 """What frameworks log while they are imported is not shown; what a subject prints is."""
 
-from __future__ import annotations
-
 import os
 
 from conformance.subjects.quiet import pass_on

@@ -1,7 +1,5 @@
 """A subject that hangs or is interrupted ends its own case, and the rest runs."""
 
-from __future__ import annotations
-
 import _thread
 import re
 import sys

@@ -1,7 +1,5 @@
 """A module with subjects that harm their process, and a unit of plain numbers."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

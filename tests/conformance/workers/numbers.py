@@ -1,7 +1,5 @@
 """Work that needs no framework: units of plain numbers, a subject."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

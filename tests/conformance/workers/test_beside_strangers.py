@@ -1,7 +1,5 @@
 """The reference never runs beside a stranger, and what a stranger sends harms nobody but its own cases."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`mha check` with worker processes: nothing that a subject does there harms the run."""
 
-from __future__ import annotations
-
 import json
 import re
 

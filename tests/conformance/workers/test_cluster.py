@@ -1,7 +1,5 @@
 """Units on a Dask cluster: every item has one answer, whatever happens to its workers and its scheduler."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

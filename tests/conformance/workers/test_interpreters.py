@@ -1,7 +1,5 @@
 """Which interpreter runs what: said by options and files, and refused in one line where it can't be."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

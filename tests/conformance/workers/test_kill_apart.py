@@ -1,7 +1,5 @@
 """`mha bugs --kill` in worker processes: the table is that of one process."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import Executor, Future
 

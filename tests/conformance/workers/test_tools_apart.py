@@ -1,7 +1,5 @@
 """The other commands with worker processes: the same figures as in one process, and no framework in this one."""
 
-from __future__ import annotations
-
 import sys
 from unittest.mock import Mock
 

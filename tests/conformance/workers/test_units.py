@@ -1,7 +1,5 @@
 """Units on workers: every item has one answer, whatever happens to the processes."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

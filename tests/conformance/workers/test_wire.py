@@ -1,7 +1,5 @@
 """What strangers send: values come back as they were, and nothing that is sent makes anything but values."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """The bugs that are wrong in several steps, and why each is one bug."""
 
-from __future__ import annotations
-
 SEVERAL = {
     "one mistake in each projection": """
         weights-read-as-in-out packed-read-per-head packed-read-per-channel gradient-of-inputs-weight-untransposed

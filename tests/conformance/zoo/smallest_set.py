@@ -1,7 +1,5 @@
 """The fewest cases that kill every bug."""
 
-from __future__ import annotations
-
 SMALLEST_SET = (
     "valid-lens-as-many-items-as-queries",
     "valid-lens-as-many-items-as-keys",

@@ -1,7 +1,5 @@
 """The bug zoo: every bug dies, shows where it says, and is another one than the rest; and `mha bugs`."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Every bug of the zoo is killed by two cases or more of a default run, on the path that shows no stages too."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.any_numbers import any_numbers

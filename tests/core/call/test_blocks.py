@@ -1,7 +1,5 @@
 """Blocks of queries and the keys they need, held against the mask itself."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a call must look like: every refusal names the value and the rule."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

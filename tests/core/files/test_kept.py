@@ -1,7 +1,5 @@
 """Data that is kept from run to run: found again whole or not at all, and never an error."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """What comes from outside: texts in JSON and TOML, names and messages, the headers of safetensors files."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

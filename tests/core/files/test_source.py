@@ -1,7 +1,5 @@
 """Hashes of code: every change of a file changes them."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from types import ModuleType

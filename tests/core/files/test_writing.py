@@ -1,7 +1,5 @@
 """What is written for a user: whole or not at all, through links, into devices, with the mode that was there."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile

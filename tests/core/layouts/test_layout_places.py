@@ -1,7 +1,5 @@
 """Layouts: the place of every number, against formulas written out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

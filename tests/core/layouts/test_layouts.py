@@ -1,7 +1,5 @@
 """Layouts: there and back to the bit, gradients, the names that are looked for, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

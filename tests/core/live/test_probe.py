@@ -1,7 +1,5 @@
 """Probes of live layers: what rounding may do, what it may not, and what is said of layers that can't be run."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from dataclasses import replace

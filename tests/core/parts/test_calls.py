@@ -1,7 +1,5 @@
 """Calls of layers with rotary positions and a query-key norm that do not fit: one line, the same in every backend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

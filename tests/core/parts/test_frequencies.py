@@ -1,7 +1,5 @@
 """The rules of frequencies against those of transformers, and the axes of positions against Qwen's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

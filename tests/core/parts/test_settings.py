@@ -1,7 +1,5 @@
 """Settings of parts: bad ones are refused in one line, and configs without them load as before."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

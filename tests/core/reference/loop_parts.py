@@ -1,7 +1,5 @@
 """The parts of attention for one token, number by number, for the loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ It shares nothing with `mha_core.reference.pipeline` but the config: no vectoris
 no matrix product. Only the forward direction; gradients are checked with finite differences.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

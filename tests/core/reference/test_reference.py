@@ -1,7 +1,5 @@
 """The reference against a second one written with loops, and its gradients against finite differences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

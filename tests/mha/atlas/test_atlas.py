@@ -1,7 +1,5 @@
 """`mha atlas` with made engines: what each answer is called, what is judged, and what one that goes wrong costs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

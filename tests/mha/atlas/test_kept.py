@@ -1,7 +1,5 @@
 """docs/atlas.md and its JSON: one is made of the other, and the installed engines still answer so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

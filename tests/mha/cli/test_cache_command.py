@@ -1,7 +1,5 @@
 """`mha cache`, and the option of `mha check` that leaves it alone."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

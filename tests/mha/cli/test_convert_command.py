@@ -1,7 +1,5 @@
 """`mha convert` as a user runs it: what it shows, what it refuses, what it leaves."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

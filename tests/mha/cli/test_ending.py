@@ -1,7 +1,5 @@
 """How `mha` ends: 1 means different and nothing else, accidents are 2 and one line, and nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

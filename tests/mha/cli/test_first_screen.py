@@ -1,7 +1,5 @@
 """What `mha check` and `mha diagnose` say of a user's own subject fits on one screen: answer, cause, what to change."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -3,8 +3,6 @@
 pip has its usual command here, told by its environment to leave dependencies alone, and to install into a folder.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

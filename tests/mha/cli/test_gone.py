@@ -1,7 +1,5 @@
 """A word that is no command, or that belongs to no option, is answered in one line with what to use."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

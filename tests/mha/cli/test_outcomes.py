@@ -1,7 +1,5 @@
 """JUnit, SARIF and the badge say what the exit status says: no file passes where the command does not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the first screen says of results: shapes, reasons why nothing ran, and what to change where there is room."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The `mha` command as a user runs it: its exit status, what it prints, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

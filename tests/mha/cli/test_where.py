@@ -1,7 +1,5 @@
 """`mha where`: the page's example, a map, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What the commands list keeps to 80 columns: no row is wrapped in a table, no name or description is cut."""
 
-from __future__ import annotations
-
 import io
 import re
 

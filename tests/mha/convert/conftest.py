@@ -1,7 +1,5 @@
 """What tests of `mha convert` begin with."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.mha.convert.weight_files import torch_source, verify_in_numpy

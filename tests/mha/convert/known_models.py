@@ -1,7 +1,5 @@
 """A small model of every model type that `mha convert` knows, its file, and a recorded run of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

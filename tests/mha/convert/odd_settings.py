@@ -3,8 +3,6 @@
 The canonical file counts positions by itself: no table of the model's is used.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`mha convert`: any layout in any file into any other, the same to the bit, run on both sides, or not at all."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Several recorded calls and several layers in one file of plain arrays, and what such calls could not have shown."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

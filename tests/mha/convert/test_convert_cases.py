@@ -1,7 +1,5 @@
 """`mha convert`: configs in metadata, dtypes, and what has no place on the other side."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc

@@ -1,7 +1,5 @@
 """A layer that its model calls causally is said to be that, and its target's check is causal; transformers agrees."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decoders from files: `mha convert` reads them as transformers makes them of their config, and refuses the rest."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What `mha convert` knows of a .keras archive: the class of a layer, and the settings that change what it computes."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 

@@ -1,7 +1,5 @@
 """What `mha convert` knows by a config.json: every family is run, and what changes its arithmetic is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

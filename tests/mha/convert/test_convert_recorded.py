@@ -1,7 +1,5 @@
 """`mha convert --recorded`: what the original computed is reproduced from its file, or nothing is written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

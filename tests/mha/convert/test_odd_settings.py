@@ -3,8 +3,6 @@
 Those that were once taken wrongly are asked by day: test_settings_once_wrong.py.
 """
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

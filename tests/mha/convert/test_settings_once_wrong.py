@@ -1,7 +1,5 @@
 """Odd settings that were said to be right and were wrong, or were refused and are right."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Small layers in files, for the tests of `mha convert`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from click.testing import CliRunner

@@ -1,7 +1,5 @@
 """Files as transformers 4 wrote them: tf_model.h5 through Keras 2, and flax_model.msgpack; from PyTorch's names."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reads a file, or the text of its refusal."""
 
-from __future__ import annotations
-
 import pytest
 
 from mha_core import SpecError

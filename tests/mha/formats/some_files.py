@@ -1,7 +1,5 @@
 """Arrays, and functions that write, read and compare files of them."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 

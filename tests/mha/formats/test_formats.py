@@ -1,7 +1,5 @@
 """Files of weights: what other programs write is read, what we write is read by them, and damage is refused."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys

@@ -1,7 +1,5 @@
 """Files of weights that other programs write are read, and ours are read by them."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """A disk without room for what is written."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Files made to do harm: to copy other files out, to fill the memory, to never end, to be read as another layer."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import pickle

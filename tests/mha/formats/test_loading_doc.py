@@ -1,7 +1,5 @@
 """docs/convert.md, from "Load what it wrote" on: its commands and examples are run, section by section."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that could be read as another layer: pickles, misspelt names, and recordings with other types."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

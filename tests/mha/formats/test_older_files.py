@@ -1,7 +1,5 @@
 """tf_model.h5 and flax_model.msgpack: every attention layer of four families is read and is PyTorch's to the bit."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What `mha convert` takes as source, with --infer or without: shards and folders, by one rule, or a clear refusal."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Layers whose parameters are stacked along a first axis, as flax's scan and torch's stack_module_state do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What of a file is attention: whole layers, incomplete ones, and modules that only look like it; none is dropped."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

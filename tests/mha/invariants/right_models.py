@@ -3,8 +3,6 @@
 `python -m tests.mha.invariants.right_models` prints how far each is from what is allowed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any

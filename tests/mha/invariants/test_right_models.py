@@ -1,7 +1,5 @@
 """No right model raises an alarm: all of right_models.py nightly, one of each kind always."""
 
-from __future__ import annotations
-
 from functools import wraps
 
 import pytest

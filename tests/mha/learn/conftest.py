@@ -1,7 +1,5 @@
 """What the tests of learners' files share."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

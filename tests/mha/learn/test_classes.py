@@ -1,7 +1,5 @@
 """The class of lesson 8 in each framework: what it keeps beside its numbers, and what is said where it does not."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

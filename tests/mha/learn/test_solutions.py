@@ -1,7 +1,5 @@
 """The true solutions are right, in NumPy and in the frameworks; and the files that are given out."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from importlib.util import find_spec

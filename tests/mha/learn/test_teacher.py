@@ -1,7 +1,5 @@
 """The zoo tests the teacher: every bug in a step with an exercise is named, or listed with what it equals there."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

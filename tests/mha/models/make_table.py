@@ -6,8 +6,6 @@ A test compares the file with what this module makes of the release that is inst
 `mha convert` needs no transformers.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

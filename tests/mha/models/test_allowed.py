@@ -1,7 +1,5 @@
 """What a folder may hold for its layers to be known: keys, classes, arrays and files, by lists of what is allowed."""
 
-from __future__ import annotations
-
 import json
 import re
 

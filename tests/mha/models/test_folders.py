@@ -4,8 +4,6 @@
 standard model of the type, as the public code or folder has it. Arrays have the names alone, and numbers of our own.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

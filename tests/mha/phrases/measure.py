@@ -1,7 +1,5 @@
 """Runs everything that is said, and writes measured.json: `python -m tests.mha.phrases.measure` (all frameworks)."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Runs what a native says, on shared weights, and holds the outcome against the definition."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """`mha phrase`: what it prints, and what it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What the phrase book of layers says is so: its code runs, and gives what the definition gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 

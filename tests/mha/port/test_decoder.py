@@ -1,7 +1,5 @@
 """Decoders of `mha port`: a small GGUF file, written here, and the trained one where its package is installed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec

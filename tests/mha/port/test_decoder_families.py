@@ -1,7 +1,5 @@
 """`mha port FOLDER` of decoders with experts: made offline, with random weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`mha port FOLDER` of a decoder: from safetensors, shards and pickles; and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

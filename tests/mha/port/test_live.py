@@ -1,7 +1,5 @@
 """`mha port MODULE:NAME`: a live model of PyTorch, with arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from click.testing import CliRunner

@@ -1,7 +1,5 @@
 """`mha port`: a trained model through every backend, what it says of a wrong port, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """`mha port` and the files of a model: everything that is judged comes from them, and what they say is kept to."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

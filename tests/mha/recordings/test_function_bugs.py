@@ -1,7 +1,5 @@
 """Bugs of attention functions inside models: each is told from the others by what a recorded call gave."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recordings of every module: what is in the file, and that the model is left as it was."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

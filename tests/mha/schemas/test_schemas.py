@@ -1,7 +1,5 @@
 """What commands write with --json has the form that mha/schemas says, whether it is equal or not."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from pathlib import Path

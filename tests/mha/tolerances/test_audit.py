@@ -1,7 +1,5 @@
 """mha audit: what a comparison lets pass on recorded calls, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """mha.tolerance: the right numbers and their bounds, for arrays of every framework; and docs/bounds.md."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Undetectable bugs: which bugs of the zoo recorded calls would not have shown, and why."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

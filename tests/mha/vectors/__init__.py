@@ -1,7 +1,5 @@
 """Answers to vectors: those of the reference, with or without a bug of the zoo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The examples in JavaScript and C++ read the vectors, judge themselves, and are judged by `mha vectors --judge`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mha vectors`: what it writes, how it judges, and what it says of folders that are not as they should be."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Recordings to look at, made by the reference: no framework has to be there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

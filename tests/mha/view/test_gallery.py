@@ -1,7 +1,5 @@
 """docs/view.md: every number in its table, on its texts; and how large the page of the model is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

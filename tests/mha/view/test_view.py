@@ -1,7 +1,5 @@
 """What a view is made of: which calls are one picture, its numbers, its size, and what it says of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`mha view`: one clear line for what can't be shown, before any work, and nothing half-written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

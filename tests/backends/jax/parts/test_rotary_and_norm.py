@@ -1,7 +1,5 @@
 """Rotary positions and query-key norm as a JAX user meets them: traced positions, dtypes, parameters."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Answers to the translations: NumPy, torch, TensorFlow, JAX and MXNet."""
 
-from __future__ import annotations
-
 from tests.mha.learn.answers.form import Answer, bodies, sections
 
 SIGNATURES = {

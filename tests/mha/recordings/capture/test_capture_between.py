@@ -1,7 +1,5 @@
 """Layers whose projections alone don't show what they compute: what is said of them, and what is read instead."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Capture of classes that are not listed: by their projections, and only if the reference confirms what was read."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

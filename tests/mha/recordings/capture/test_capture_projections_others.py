@@ -1,7 +1,5 @@
 """Capture by projections in Keras, Flax nnx, Gluon; of layers in two modules, and of those that turn with positions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

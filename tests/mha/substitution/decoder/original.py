@@ -1,7 +1,5 @@
 """Small random decoders of transformers, and their batch: padded on the left, or on the right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
