@@ -23,6 +23,7 @@ FAST_IN_WIDE = frozenset(
     {
         *("prime", "every-source", "bias-excludes", "lone-open-key", "nan-in-open-key", "long", "no-keys"),
         *("square-no-bias", "square-causal", "square-lens-per-query", "square-nan-in-padding", "additive-grouped"),
+        "square-nan-in-query",
         *("blocks-past-the-keys", "blocks-of-uneven-lengths", "blocks-in-training", "blocks-long"),
         *("decoding-step", "decoding-step-in-parts", "decode-long", "causal-softcap-long"),
         *("rotary", "rotary-yarn", "query-key-norm-before", "query-key-norm-after"),

@@ -34,7 +34,7 @@ def d2l_fill_is_beaten() -> str | None:
     weights = to_numpy(masked_softmax(to_array(scores, "float64", CPU), mx.np.array([1], dtype="float64")))[0, 0]
     if weights[0] == 1.0:
         return None
-    return f"the only valid key scores {40 * FILL:g}; the weights are {weights}, all of it on masked keys"
+    return f"the only valid key scores {40 * FILL:g}; the weights are {weights.tolist()}, all of it on masked keys"
 
 
 # The interleaved operators --------------------------------------------------------------------------------
