@@ -394,7 +394,11 @@ def _sum(dtype: str, causal: bool) -> Asked:
 _SUMS = "Sums over 5,000 keys"
 
 
-@_question(_SUMS, "float16, all values 1. The definition: 1, to two units in the last place. TensorFlow's sum differs between processors.")
+@_question(
+    _SUMS,
+    "float16, all values 1. The definition: 1, to two units in the last place. TensorFlow's sum differs between"
+    " processors.",
+)
 def float16_sum(causal: bool = False) -> Asked:
     return _sum("float16", causal)
 
