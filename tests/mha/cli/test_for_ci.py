@@ -86,13 +86,13 @@ def test_the_action_installs_and_runs_a_command(source, project, environment):
     done = step(0, source, project, environment, extras="torch,hf")
     assert done.returncode == 0, done.stderr
     installed = Path(environment["PIP_TARGET"])
-    assert (installed / "mha" / "schemas" / "common.json").is_file()
+    assert (installed / "mha_parity" / "schemas" / "common.json").is_file()
 
     check = "mha check --case prime --dtype float64 --no-diagnosis --junit out.xml --subject mine"
     for name, status in (("right", 0), ("wrong", 1), ("absent", 2)):
         done = step(1, source, project, environment, command=f"{check}:{name}")
         assert done.returncode == status, done.stdout + done.stderr
-    where = "python -c 'import mha; print(mha.__file__)'"
+    where = "python -c 'import mha_parity; print(mha_parity.__file__)'"
     assert step(1, source, project, environment, command=where).stdout.startswith(str(installed))
 
 

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from mha_core.errors import one_line
 
 SECONDS = 20
 """The time that one model may take, and the time after which no other variant of it is tried."""
+
+MOST = 3e8
+"""Parameters of a model that may be built: where a class's own sizes are tried, they can be those of 16 GB."""
 
 HIDDEN, HEADS, GROUPS, WIDTH, LAYERS, INNER, WORDS, LENGTH = 32, 4, 2, 8, 2, 24, 48, 7
 
@@ -189,7 +192,13 @@ def built(model_type: str, variant: Mapping[str, Any]) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         kind = class_of(config)
-        model = (kind[0] if isinstance(kind, tuple) else kind)(config)
+        kind = kind[0] if isinstance(kind, tuple) else kind
+        size = 0
+        with suppress(Exception), torch.device("meta"):  # some can't be made there
+            size = sum(parameter.numel() for parameter in kind(config).parameters())
+        if size > MOST:
+            raise ValueError(f"{size:,} parameters")
+        model = kind(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.is_floating_point():
