@@ -27,7 +27,7 @@ ONLY_WITH_ALL = """
     causal-padding causal-offset-per-item window window-zero window-causal allowed allowed-per-head bias-per-head
     dropout dropout-off dot scale additive square-window square-allowed-per-head square-bias-per-head square-dot
     square-scale square-grouped square-additive square-dropout square-dropout-off square-self-attention
-    square-widths square-causal-padding square-bias-excludes square-nan-in-query weights-x4 weights-x20-inputs-x3
+    square-widths square-causal-padding square-bias-excludes weights-x4 weights-x20-inputs-x3
     inputs-x0.03
     denormal-inputs scores-shifted one-loud-item one-item one-head one-query one-key head-dim-1 no-items no-queries
     views nan-in-padding nan-in-disallowed infinity-in-open-value softcap softcap-saturated softcap-additive past
