@@ -21,6 +21,7 @@ BAD = [
     ({"rotary": {"sections": (2, 2)}}, r"rotary.sections must add up to 5, half of width. Got \(2, 2\)"),
     ({"rotary": {"sections": (2, 0, 3)}}, r"rotary.sections must be numbers of pairs, one an axis. Got \(2, 0, 3\)"),
     ({"rotary": {"sections": {2, 3}}}, r"rotary.sections must be numbers of pairs, one an axis. Got \{2, 3\}"),
+    ({"rotary": {"sections": ()}}, r"rotary.sections must be numbers of pairs, one an axis. Got \(\)"),
     ({"rotary": {"max_positions": 0}}, "rotary.max_positions must be a positive integer. Got 0"),
     ({"rotary": 10}, "rotary must be Rotary settings, a mapping of their fields, or None. Got 10"),
     ({"query_key_norm": "l2"}, "query_key_norm.kind must be one of rms, layer. Got 'l2'"),
