@@ -17,7 +17,8 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out
 
 SCORES_OF_HEAD = 2**21
 """Bytes of a head's scores up to which products are faster: the kernel's backward pass cuts bfloat16 in small blocks,
-and converts each from float32 and back; longer rows of scores leave the processor's caches between two products."""
+and converts each from float32 and back; longer rows of scores leave the processor's caches between two products.
+Where products are faster forward too, they are up to four times as many bytes."""
 
 SCORES_AT_ONCE = 6 * 2**20
 """Bytes of scores of the heads whose gradients are computed at once, in two such arrays, the same for all heads."""
@@ -55,7 +56,7 @@ def heads_are_faster(queries: Tensor, keys: Tensor, mask: Mask) -> bool:
 def _products_are_clearly_faster(threads: int) -> bool:
     """Return whether they took at most 0.9 of the kernel's time: of each the fastest of nine, in turn.
 
-    On processors with matrix instructions the kernel is faster; on others it takes 1.7 times as long.
+    On an Intel Xeon with matrix instructions the kernel is faster; on an AMD EPYC without it takes 1.7 times as long.
     """
     x = torch.ones(1, 4 * threads, 512, 64, dtype=torch.bfloat16)
     with torch.inference_mode():
@@ -89,9 +90,7 @@ def heads_by_products(queries: Tensor, keys: Tensor, values: Tensor, scale: floa
         k, v = (x[items, groups].flatten(0, 1) for x in (keys, values))
         for some in query_blocks(rows, rows_at_once):
             q = folded[items, groups, some].flatten(0, 1)
-            weights = room[: len(q), : q.shape[1]]
-            torch.baddbmm(weights, q, k.mT, beta=0.0, alpha=scale, out=weights)
-            torch.softmax(weights, dim=-1, out=weights)
+            weights = _weights(q, k, scale, room[: len(q), : q.shape[1]])
             found[items, groups, some] = torch.bmm(weights, v).unflatten(0, (-1, groups.stop - groups.start))
     return unfold_groups(found, num_heads)
 
@@ -130,13 +129,17 @@ def _of_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, d: Tensor, room: Te
     Scores, and then weights, are computed in room[0] (N, Lq, Lk), and their gradients in room[1]: memory that is new
     for each product takes as long as the product.
     """
-    weights, d_scores = room
-    torch.baddbmm(weights, q, k.mT, beta=0.0, alpha=scale, out=weights)
-    torch.softmax(weights, dim=-1, out=weights)
+    weights, d_scores = _weights(q, k, scale, room[0]), room[1]
     torch.bmm(d, v.mT, out=d_scores)
     d_values = torch.bmm(weights.mT, d)
     softmax_backward(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
     return _scaled(d_scores, k, scale), _scaled(d_scores.mT, q, scale), d_values
+
+
+def _weights(q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+    """The weights (N, Lq, Lk) of q (N, Lq, d) and k (N, Lk, d), in `room`, where the scores were before."""
+    torch.baddbmm(room, q, k.mT, beta=0.0, alpha=scale, out=room)
+    return torch.softmax(room, dim=-1, out=room)
 
 
 def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
